@@ -1,8 +1,27 @@
 //! Which hybrid-parallel configuration, on which devices, at what price.
+//!
+//! Given a cluster (possibly of mixed GPU types) with prices, a model and a training, the planner predicts time, memory and
+//! money of configurations and returns the Pareto front over time and money.
+
 #![forbid(unsafe_code)]
 
+mod catalogue;
+mod cluster;
+pub mod cost;
+mod document;
 mod error;
+mod model;
 mod pareto;
+mod plan;
+mod training;
 
-pub use error::Error;
+pub use cluster::{ClusterSpec, GpuType, Link, NodeGroup, PeakRates};
+pub use cost::{CostModel, Problem};
+pub use error::{Error, Infeasible, Place, Result};
+pub use model::{Head, Layer, ModelSpec, Transformer};
 pub use pareto::{FrontPoint, Objective, ParetoFront, Selection};
+pub use plan::{
+    Allocation, Configuration, DeviceMemory, Estimate, MemoryBreakdown, ParallelDims, ParallelPlan,
+    Rejection, ReplicaGroup, Stage, StopReason, TimeBreakdown,
+};
+pub use training::{BatchInterval, Optimizer, Precision, Recompute, Schedule, TrainingSpec};
