@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod assign;
 mod catalogue;
 mod cluster;
 pub mod cost;
@@ -13,9 +14,14 @@ mod error;
 mod model;
 mod pareto;
 mod plan;
+mod planner;
+mod report;
 mod training;
 
+pub use assign::{RankKind, Share, assign};
 pub use cluster::{ClusterSpec, GpuType, Link, NodeGroup, PeakRates};
+pub use cost::analytic::AnalyticCost;
+pub use cost::constants::Constants;
 pub use cost::{CostModel, Problem};
 pub use error::{Error, Infeasible, Place, Result};
 pub use model::{Head, Layer, ModelSpec, Transformer};
@@ -24,4 +30,6 @@ pub use plan::{
     Allocation, Configuration, DeviceMemory, Estimate, MemoryBreakdown, ParallelDims, ParallelPlan,
     Rejection, ReplicaGroup, Stage, StopReason, TimeBreakdown,
 };
+pub use planner::Planner;
+pub use report::{PlanReport, SCHEMA_VERSION};
 pub use training::{BatchInterval, Optimizer, Precision, Recompute, Schedule, TrainingSpec};

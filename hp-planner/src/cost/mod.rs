@@ -1,5 +1,11 @@
 //! Time, memory and price of a configuration.
 
+pub mod analytic;
+pub mod collective;
+pub mod compute;
+pub mod constants;
+pub mod memory;
+
 use std::fmt::Debug;
 
 use crate::cluster::ClusterSpec;

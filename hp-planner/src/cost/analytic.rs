@@ -1,0 +1,722 @@
+//! The analytic cost model: kernels, collectives, pipeline, reduction and update put together.
+
+use crate::cluster::ClusterSpec;
+use crate::cost::collective::Fabric;
+use crate::cost::compute::{self, Device, PassTime, Shard};
+use crate::cost::constants::Constants;
+use crate::cost::memory;
+use crate::cost::{CostModel, Problem};
+use crate::error::Infeasible;
+use crate::plan::{
+    Configuration, DeviceMemory, Estimate, MemoryBreakdown, ReplicaGroup, Stage, TimeBreakdown,
+};
+use crate::training::{Recompute, Schedule};
+
+/// Predicts time and memory from the model's shape and the data sheets, with a few [`Constants`] per GPU type.
+///
+/// Complexity: O(replica groups x stages) per configuration for transformers without leading dense blocks,
+/// O(layers) for others.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct AnalyticCost {
+    constants: Vec<(String, Constants)>,
+}
+
+/// Time of one micro-batch on one stage, in seconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct StageTime {
+    /// Kernels.
+    pub pass: PassTime,
+    /// Collectives of tensor, context and expert parallelism in the forward pass.
+    pub forward_collectives: f64,
+    /// The same in the backward pass, with those of recomputation.
+    pub backward_collectives: f64,
+    /// Transfer of the activations to the next stage.
+    pub transfer: f64,
+}
+
+impl StageTime {
+    fn compute(&self, streams: u32) -> f64 {
+        self.pass.forward.shared(streams) + self.pass.backward.shared(streams)
+    }
+
+    fn collectives(&self) -> f64 {
+        self.forward_collectives + self.backward_collectives
+    }
+}
+
+impl AnalyticCost {
+    /// The model with the catalogue's constants.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Replaces the constants of one GPU type.
+    #[must_use]
+    pub fn with_constants(mut self, gpu: impl Into<String>, constants: Constants) -> Self {
+        let gpu = gpu.into();
+        self.constants.retain(|(name, _)| *name != gpu);
+        self.constants.push((gpu, constants));
+        self
+    }
+
+    /// The constants in use for a node group.
+    pub fn constants(&self, cluster: &ClusterSpec, group: usize) -> Constants {
+        let gpu = cluster.gpu_type(group);
+        self.constants
+            .iter()
+            .find(|(name, _)| name.eq_ignore_ascii_case(&gpu.name))
+            .map_or_else(|| Constants::of(gpu), |(_, constants)| *constants)
+    }
+
+    /// Time of one micro-batch on one stage of a configuration.
+    pub(crate) fn stage_time(
+        &self,
+        problem: &Problem<'_>,
+        configuration: &Configuration,
+        stage: &Stage,
+    ) -> StageTime {
+        let constants = self.constants(problem.cluster, stage.group);
+        let gpu = problem.cluster.gpu_type(stage.group);
+        let device = Device::new(gpu, problem.training.precision, &constants);
+        let shard = shard(problem, configuration, stage);
+        let last = problem.model.depth();
+        let end = stage.first_layer + stage.layers;
+        let mut time = StageTime::default();
+        if let Some(shape) = &problem.model.transformer {
+            for (layer, times) in distinct_blocks(shape, stage) {
+                let block = compute::block(shape, layer, &shard, &device);
+                time.pass = time.pass.plus(scaled(block, times));
+            }
+            if stage.first_layer == 0 {
+                time.pass = time.pass.plus(compute::embedding(shape, &shard, &device));
+            }
+            if end == last {
+                time.pass = time.pass.plus(compute::head(shape, &shard, &device));
+            }
+            let moe = (stage.first_layer..end)
+                .filter(|&layer| shape.is_moe(layer))
+                .count() as f64;
+            self.collectives(problem, configuration, stage, &shard, moe, &mut time);
+            if configuration.dims.pp > 1 && end < last {
+                let split = if configuration.sequence_parallel {
+                    shard.tp
+                } else {
+                    1.0
+                };
+                let bytes = shard.tokens() * f64::from(shape.hidden) * shard.element / split;
+                time.transfer = self.transfer(problem, configuration, stage, bytes);
+            }
+        } else {
+            let layers = &problem.model.layers[stage.first_layer as usize..end as usize];
+            for layer in layers {
+                time.pass = time.pass.plus(compute::explicit(layer, &shard, &device));
+            }
+            if configuration.dims.pp > 1 && end < last {
+                let output = layers.last().map_or(0.0, |layer| layer.output_bytes);
+                let bytes = output * shard.samples * shard.element / 2.0;
+                time.transfer = self.transfer(problem, configuration, stage, bytes);
+            }
+            if stage.tp > 1 {
+                let fabric = self.fabric(problem, stage.group, stage.tp, 1);
+                let output: f64 = layers.iter().map(|layer| layer.output_bytes).sum();
+                let bytes = output * shard.samples * shard.element / 2.0;
+                let seconds = fabric.all_reduce(bytes, stage.tp);
+                time.forward_collectives += seconds;
+                time.backward_collectives += seconds;
+            }
+        }
+        time
+    }
+
+    /// Collectives inside the blocks of a transformer stage.
+    fn collectives(
+        &self,
+        problem: &Problem<'_>,
+        configuration: &Configuration,
+        stage: &Stage,
+        shard: &Shard,
+        moe_layers: f64,
+        time: &mut StageTime,
+    ) {
+        let Some(shape) = &problem.model.transformer else {
+            return;
+        };
+        let dims = &configuration.dims;
+        let layers = f64::from(stage.layers);
+        let constants = self.constants(problem.cluster, stage.group);
+        let mut forward = 0.0;
+        let mut backward = 0.0;
+        if stage.tp > 1 {
+            // Shoeybi et al. 2019: two all-reduces forward and two backward per block; with sequence parallelism each is a
+            // reduce-scatter and an all-gather of the same volume, and the backward pass gathers the inputs once more.
+            let fabric = self.fabric(problem, stage.group, stage.tp, 1);
+            let bytes = shard.tokens() * f64::from(shape.hidden) * shard.element;
+            let one = fabric.all_reduce(bytes, stage.tp) * (1.0 - constants.tensor_overlap);
+            forward += 2.0 * layers * one;
+            let extra = if configuration.sequence_parallel {
+                1.0
+            } else {
+                0.0
+            };
+            backward += (2.0 + extra) * layers * one;
+        }
+        if dims.cp > 1 {
+            // Keys and values of the whole sequence pass every rank; their gradients return.
+            let fabric = self.fabric(problem, stage.group, dims.cp, stage.tp);
+            let kv = f64::from(shape.kv_heads() * shape.head_dim()) / shard.tp;
+            let bytes = 2.0 * shard.samples * shard.seq * kv * shard.element;
+            forward += layers * fabric.all_gather(bytes, dims.cp);
+            backward += 2.0 * layers * fabric.all_gather(bytes, dims.cp);
+        }
+        if dims.ep > 1 && moe_layers > 0.0 {
+            // Tokens travel to their experts and back.
+            let fabric = self.fabric(problem, stage.group, dims.ep, 1);
+            let split = if configuration.sequence_parallel {
+                shard.tp
+            } else {
+                1.0
+            };
+            let bytes = shard.tokens() / split
+                * f64::from(shape.experts_per_token)
+                * f64::from(shape.hidden)
+                * shard.element;
+            let one = fabric.all_to_all(bytes, dims.ep);
+            forward += 2.0 * moe_layers * one;
+            backward += 2.0 * moe_layers * one;
+        }
+        if configuration.recompute == Recompute::Full {
+            backward += forward;
+        }
+        time.forward_collectives += forward;
+        time.backward_collectives += backward;
+    }
+
+    /// Seconds of sending a stage's output onwards: through the node's outer link if the next stage is in another node.
+    fn transfer(
+        &self,
+        problem: &Problem<'_>,
+        configuration: &Configuration,
+        stage: &Stage,
+        bytes: f64,
+    ) -> f64 {
+        let node = problem.cluster.groups[stage.group].gpus_per_node;
+        let replica = configuration.dims.replica_gpus();
+        let link = if replica <= u64::from(node) && configuration.allocation.groups().count() == 1 {
+            self.links(problem, stage.group).0
+        } else {
+            // All GPUs of a tensor-parallel group send at the same time.
+            let mut link = self.links(problem, stage.group).1;
+            link.bandwidth_gb_s /= f64::from(stage.tp.min(node));
+            link
+        };
+        link.seconds(bytes)
+    }
+
+    /// Links inside and between nodes of a group at the bandwidth that is reached.
+    fn links(&self, problem: &Problem<'_>, group: usize) -> (crate::Link, crate::Link) {
+        let constants = self.constants(problem.cluster, group);
+        let mut intra = problem.cluster.intra(group);
+        let mut inter = problem.cluster.inter(group);
+        intra.bandwidth_gb_s *= constants.intra_efficiency;
+        inter.bandwidth_gb_s *= constants.inter_efficiency;
+        (intra, inter)
+    }
+
+    fn fabric(&self, problem: &Problem<'_>, group: usize, ranks: u32, stride: u32) -> Fabric {
+        let (intra, inter) = self.links(problem, group);
+        let node = problem.cluster.groups[group].gpus_per_node;
+        Fabric::strided(intra, inter, node, ranks, stride)
+    }
+
+    /// Parameters on one GPU of a stage: dense ones, and those of routed experts.
+    pub(crate) fn stage_parameters(
+        problem: &Problem<'_>,
+        configuration: &Configuration,
+        stage: &Stage,
+    ) -> (f64, f64) {
+        let tp = f64::from(stage.tp);
+        let end = stage.first_layer + stage.layers;
+        if let Some(shape) = &problem.model.transformer {
+            let mut dense = 0.0;
+            let mut experts = 0.0;
+            for (layer, times) in distinct_blocks(shape, stage) {
+                dense +=
+                    times * (shape.attention_parameters() + shape.shared_ffn_parameters(layer));
+                experts += times * shape.expert_parameters(layer);
+            }
+            if stage.first_layer == 0 {
+                dense += shape.embedding_parameters();
+            }
+            if end == shape.layers {
+                dense += shape.head_parameters();
+                if stage.first_layer > 0 && shape.tied_embeddings && shape.patch_inputs == 0 {
+                    // The last stage holds its own copy of the tied embedding.
+                    dense += f64::from(shape.vocab) * f64::from(shape.hidden);
+                }
+            }
+            (
+                dense / tp,
+                experts / (tp * f64::from(configuration.dims.ep)),
+            )
+        } else {
+            let layers = &problem.model.layers[stage.first_layer as usize..end as usize];
+            let sum: f64 = layers.iter().map(|layer| layer.parameters).sum();
+            (sum / tp, 0.0)
+        }
+    }
+
+    /// Memory of one GPU of stage `index` of a replica.
+    pub(crate) fn stage_memory(
+        problem: &Problem<'_>,
+        configuration: &Configuration,
+        replicas: &ReplicaGroup,
+        index: usize,
+    ) -> MemoryBreakdown {
+        let stage = &replicas.stages[index];
+        let training = problem.training;
+        let dims = &configuration.dims;
+        let shard = shard(problem, configuration, stage);
+        let (dense, experts) = Self::stage_parameters(problem, configuration, stage);
+        let ranks = f64::from(dims.dp) * f64::from(dims.cp);
+        let copies = f64::from(replicas.virtual_workers);
+        let mut memory = memory::model_state(dense, configuration.zero, ranks, copies, training);
+        if experts > 0.0 {
+            let expert_ranks = (ranks / f64::from(dims.ep)).max(1.0);
+            let state =
+                memory::model_state(experts, configuration.zero, expert_ranks, copies, training);
+            memory.parameters += state.parameters;
+            memory.gradients += state.gradients;
+            memory.optimizer += state.optimizer;
+        }
+        let end = stage.first_layer + stage.layers;
+        let mut kept = 0.0;
+        let mut fullest = 0.0_f64;
+        if let Some(shape) = &problem.model.transformer {
+            for (layer, times) in distinct_blocks(shape, stage) {
+                kept += times * memory::block_activations(shape, layer, &shard);
+                // While a recomputed block is in its backward pass all its activations exist once.
+                let whole = Shard {
+                    recompute: Recompute::None,
+                    ..shard
+                };
+                fullest = fullest.max(memory::block_activations(shape, layer, &whole));
+            }
+        } else {
+            for layer in &problem.model.layers[stage.first_layer as usize..end as usize] {
+                kept += memory::layer_activations(layer, &shard);
+                fullest = fullest.max(layer.activation_bytes * shard.samples * shard.element / 2.0);
+            }
+        }
+        let alive = in_flight(configuration, replicas, index);
+        let mut activations = kept * alive;
+        if configuration.recompute == Recompute::Full {
+            activations += fullest;
+        }
+        if let Some(shape) = &problem.model.transformer
+            && end == shape.layers
+        {
+            activations += memory::head_activations(shape, &shard);
+        }
+        memory.activations = copies * activations;
+        // Two layers' parameters are gathered at a time.
+        if configuration.zero == 3 {
+            let layer = dense / f64::from(stage.layers.max(1));
+            memory.buffers += 2.0 * layer * training.precision.bytes();
+        }
+        memory
+    }
+
+    /// Iteration time of one kind of replica before synchronisation, as (compute, collectives, bubble).
+    fn replica_time(
+        &self,
+        problem: &Problem<'_>,
+        configuration: &Configuration,
+        replicas: &ReplicaGroup,
+    ) -> (f64, f64, f64) {
+        let streams = replicas.virtual_workers;
+        let rounds = f64::from(replicas.accumulation_steps);
+        let stages: Vec<StageTime> = replicas
+            .stages
+            .iter()
+            .map(|stage| self.stage_time(problem, configuration, stage))
+            .collect();
+        let one = |stage: &StageTime| stage.compute(streams) + stage.collectives();
+        // The busiest stage works all the time between fill and drain.
+        let (mut busiest, mut slowest) = (0, 0.0);
+        for (index, stage) in stages.iter().enumerate() {
+            if one(stage) > slowest {
+                (busiest, slowest) = (index, one(stage));
+            }
+        }
+        let through: f64 = stages.iter().map(one).sum();
+        let transfers: f64 = stages.iter().map(|stage| stage.transfer).sum();
+        let chunks = f64::from(configuration.dims.vpp);
+        // Fill and drain take every other stage once, in chunks when interleaved (Narayanan et al. 2021, section 2.2.2);
+        // a zero-bubble schedule fills all but the forward pass of it with weight gradients (Qi et al. 2024, table 1).
+        let idle = match configuration.schedule {
+            Schedule::GPipe | Schedule::OneFOneB => (through - slowest) / chunks,
+            Schedule::ZbH1 => (through - slowest) / 3.0,
+            Schedule::Zb2p | Schedule::ZbV => 0.0,
+        };
+        let bubble = idle + 2.0 * transfers * chunks.max(1.0);
+        let stage = &stages[busiest];
+        (
+            rounds * stage.compute(streams),
+            rounds * stage.collectives(),
+            bubble,
+        )
+    }
+
+    /// Data-parallel synchronisation: seconds that stay visible.
+    fn synchronisation(&self, problem: &Problem<'_>, configuration: &Configuration) -> f64 {
+        let dims = &configuration.dims;
+        let ranks = dims.dp * dims.cp;
+        if ranks <= 1 {
+            return 0.0;
+        }
+        let mut worst = 0.0_f64;
+        for replicas in &configuration.replicas {
+            for stage in &replicas.stages {
+                let (dense, experts) = Self::stage_parameters(problem, configuration, stage);
+                let training = problem.training;
+                let stride = stage.tp;
+                // The ring is as slow as the slowest group in it.
+                let slowest = |bytes: f64, ranks: u32, factor: f64| {
+                    configuration
+                        .allocation
+                        .groups()
+                        .map(|(group, _)| {
+                            let mut fabric = self.fabric(problem, group, ranks, stride);
+                            if configuration.allocation.groups().count() > 1 {
+                                fabric.ranks_per_node =
+                                    fabric.ranks_per_node.min(ranks.div_ceil(2).max(1));
+                            }
+                            factor * fabric.all_gather(bytes, ranks)
+                        })
+                        .fold(0.0, f64::max)
+                };
+                let gradient = training.gradient_element_bytes();
+                let weight = training.precision.bytes();
+                let both = |parameters: f64, ranks: u32| {
+                    if configuration.zero == 0 {
+                        slowest(parameters * gradient, ranks, 2.0)
+                    } else {
+                        // Reduce-scatter of gradients, all-gather of updated parameters.
+                        slowest(parameters * gradient, ranks, 1.0)
+                            + slowest(parameters * weight, ranks, 1.0)
+                    }
+                };
+                let mut seconds = both(dense, ranks);
+                if experts > 0.0 {
+                    seconds += both(experts, (ranks / dims.ep).max(1));
+                }
+                let constants = self.constants(problem.cluster, stage.group);
+                let time = self.stage_time(problem, configuration, stage);
+                let hidden = if training.overlap_reduce {
+                    constants.overlap * time.pass.backward.elapsed
+                } else {
+                    0.0
+                };
+                let mut visible = (seconds - hidden).max(0.0);
+                if configuration.zero == 3 {
+                    // Parameters are gathered for the forward and again for the backward pass of every micro-batch.
+                    let gather = slowest(dense * weight, ranks, 1.0);
+                    let rounds = f64::from(replicas.accumulation_steps);
+                    let behind = constants.overlap
+                        * (time.pass.forward.elapsed + time.pass.backward.elapsed);
+                    visible += rounds * (2.0 * gather - behind).max(0.0);
+                }
+                worst = worst.max(visible);
+            }
+        }
+        worst
+    }
+
+    /// Optimizer update: state, gradient and parameters cross memory.
+    fn update(&self, problem: &Problem<'_>, configuration: &Configuration) -> f64 {
+        let training = problem.training;
+        let ranks = f64::from(configuration.dims.dp * configuration.dims.cp);
+        let per_parameter = 2.0 * training.optimizer_bytes()
+            + training.gradient_element_bytes()
+            + 2.0 * training.precision.bytes();
+        configuration
+            .replicas
+            .iter()
+            .flat_map(|replicas| replicas.stages.iter().map(move |stage| (replicas, stage)))
+            .map(|(replicas, stage)| {
+                let (dense, experts) = Self::stage_parameters(problem, configuration, stage);
+                let sharded = if configuration.zero > 0 { ranks } else { 1.0 };
+                let gpu = problem.cluster.gpu_type(stage.group);
+                let constants = self.constants(problem.cluster, stage.group);
+                let device = Device::new(gpu, training.precision, &constants);
+                let parameters = dense + experts;
+                // Local aggregation adds the gradients of the other virtual workers and hands the parameters back.
+                let copies = f64::from(replicas.virtual_workers - 1)
+                    * parameters
+                    * (3.0 * training.gradient_element_bytes() + 2.0 * training.precision.bytes());
+                let bytes = parameters / sharded * per_parameter + copies;
+                (bytes / device.memory).max(4.0 * device.launch)
+            })
+            .fold(0.0, f64::max)
+    }
+}
+
+impl CostModel for AnalyticCost {
+    fn estimate(
+        &self,
+        problem: &Problem<'_>,
+        configuration: &Configuration,
+    ) -> Result<Estimate, Infeasible> {
+        check(problem, configuration)?;
+        let memory = device_memory(problem, configuration);
+        if let Some(device) = memory
+            .iter()
+            .filter(|device| device.bytes.total() > device.usable)
+            .max_by(|a, b| {
+                let excess = |d: &DeviceMemory| d.bytes.total() / d.usable;
+                excess(a).total_cmp(&excess(b))
+            })
+        {
+            return Err(Infeasible::Memory {
+                need_gib: device.bytes.total() / crate::cluster::GIB,
+                have_gib: device.usable / crate::cluster::GIB,
+                at: format!(
+                    "stage {} on {}",
+                    device.stage, problem.cluster.groups[device.group].gpu
+                ),
+            });
+        }
+        let mut slowest = (0.0, 0.0, 0.0);
+        for replicas in &configuration.replicas {
+            let time = self.replica_time(problem, configuration, replicas);
+            if time.0 + time.1 + time.2 > slowest.0 + slowest.1 + slowest.2 {
+                slowest = time;
+            }
+        }
+        let (compute, model_parallel, bubble) = slowest;
+        let mut overhead = 0.0_f64;
+        let mut jitter = 0.0_f64;
+        for (group, _) in configuration.allocation.groups() {
+            let constants = self.constants(problem.cluster, group);
+            overhead = overhead.max(constants.overhead);
+            jitter = jitter.max(constants.jitter);
+        }
+        overhead += jitter
+            * (configuration.dims.gpus() as f64).log2()
+            * (compute + model_parallel + bubble);
+        Ok(Estimate {
+            time: TimeBreakdown {
+                compute,
+                model_parallel,
+                bubble,
+                data_parallel: self.synchronisation(problem, configuration),
+                update: self.update(problem, configuration),
+                overhead,
+            },
+            memory,
+            price_per_hour: price_per_hour(problem.cluster, configuration),
+        })
+    }
+}
+
+/// Money per hour of the GPUs that a configuration takes.
+pub(crate) fn price_per_hour(cluster: &ClusterSpec, configuration: &Configuration) -> f64 {
+    configuration
+        .allocation
+        .groups()
+        .map(|(group, gpus)| f64::from(gpus) * cluster.price_per_gpu_hour(group))
+        .sum()
+}
+
+fn device_memory(problem: &Problem<'_>, configuration: &Configuration) -> Vec<DeviceMemory> {
+    let mut memory = Vec::new();
+    for (index, replicas) in configuration.replicas.iter().enumerate() {
+        for (position, stage) in replicas.stages.iter().enumerate() {
+            let gpu = problem.cluster.gpu_type(stage.group);
+            memory.push(DeviceMemory {
+                replicas: index,
+                stage: position,
+                group: stage.group,
+                bytes: AnalyticCost::stage_memory(problem, configuration, replicas, position),
+                usable: gpu.memory_bytes() * (1.0 - problem.training.memory_margin),
+            });
+        }
+    }
+    memory
+}
+
+/// Checks that the parts of a configuration fit each other, the model and the cluster.
+pub(crate) fn check(
+    problem: &Problem<'_>,
+    configuration: &Configuration,
+) -> Result<(), Infeasible> {
+    let dims = &configuration.dims;
+    if let Err(error) = dims.validate() {
+        return Err(Infeasible::Unsupported(error.to_string()));
+    }
+    let replicas: u64 = configuration
+        .replicas
+        .iter()
+        .map(|group| u64::from(group.count))
+        .sum();
+    exact("replicas", replicas, u64::from(dims.dp))?;
+    exact(
+        "GPUs of the allocation",
+        u64::from(configuration.allocation.total()),
+        dims.gpus(),
+    )?;
+    for (group, gpus) in configuration.allocation.groups() {
+        let have = problem
+            .cluster
+            .groups
+            .get(group)
+            .map_or(0, crate::cluster::NodeGroup::gpus);
+        if gpus > have {
+            return Err(Infeasible::Exceeds {
+                what: format!("GPUs of group {group}"),
+                need: u64::from(gpus),
+                have: u64::from(have),
+            });
+        }
+    }
+    for replicas in &configuration.replicas {
+        exact("stages", replicas.stages.len() as u64, u64::from(dims.pp))?;
+        if replicas.micro_batches() == 0 {
+            return Err(Infeasible::Exceeds {
+                what: "micro-batches per replica".to_owned(),
+                need: 1,
+                have: 0,
+            });
+        }
+        let mut next = 0;
+        for stage in &replicas.stages {
+            if stage.layers == 0 || stage.first_layer != next {
+                return Err(Infeasible::Exceeds {
+                    what: "layers for pipeline stages".to_owned(),
+                    need: u64::from(dims.pp),
+                    have: u64::from(problem.model.depth()),
+                });
+            }
+            next += stage.layers;
+            divides("layers of a stage", stage.layers, dims.vpp, "model chunks")?;
+            check_tensor(problem, stage)?;
+        }
+        exact(
+            "layers in stages",
+            u64::from(next),
+            u64::from(problem.model.depth()),
+        )?;
+    }
+    if let Some(shape) = &problem.model.transformer
+        && dims.ep > 1
+    {
+        divides("experts", shape.experts, dims.ep, "expert parallelism")?;
+    }
+    Ok(())
+}
+
+fn check_tensor(problem: &Problem<'_>, stage: &Stage) -> Result<(), Infeasible> {
+    let of = "tensor parallelism";
+    if let Some(shape) = &problem.model.transformer {
+        divides("heads", shape.heads, stage.tp, of)?;
+        divides("ffn", shape.ffn(), stage.tp, of)
+    } else {
+        let end = (stage.first_layer + stage.layers) as usize;
+        problem.model.layers[stage.first_layer as usize..end]
+            .iter()
+            .try_for_each(|layer| divides("tp_divisor", layer.tp_divisor, stage.tp, of))
+    }
+}
+
+fn divides(what: &str, value: u32, divisor: u32, of: &str) -> Result<(), Infeasible> {
+    if value.is_multiple_of(divisor) {
+        Ok(())
+    } else {
+        Err(Infeasible::Divisibility {
+            what: what.to_owned(),
+            value: u64::from(value),
+            divisor: u64::from(divisor),
+            of: of.to_owned(),
+        })
+    }
+}
+
+fn exact(what: &str, have: u64, need: u64) -> Result<(), Infeasible> {
+    if have == need {
+        Ok(())
+    } else {
+        Err(Infeasible::Exceeds {
+            what: what.to_owned(),
+            need,
+            have,
+        })
+    }
+}
+
+/// Micro-batches of which stage `index` keeps activations at the fullest moment, in units of the stage's layers.
+fn in_flight(configuration: &Configuration, replicas: &ReplicaGroup, index: usize) -> f64 {
+    let pp = f64::from(configuration.dims.pp);
+    let rounds = f64::from(replicas.accumulation_steps);
+    let behind = pp - index as f64;
+    match configuration.schedule {
+        Schedule::GPipe => rounds,
+        Schedule::OneFOneB | Schedule::ZbH1 => {
+            let chunks = f64::from(configuration.dims.vpp);
+            if chunks > 1.0 {
+                // Warm-up of the interleaved schedule: (v - 1) p + 2 (p - index - 1) chunks, and one running.
+                let warm = (chunks - 1.0) * pp + 2.0 * (behind - 1.0) + 1.0;
+                (warm / chunks).min(rounds)
+            } else {
+                behind.min(rounds)
+            }
+        }
+        Schedule::Zb2p => (2.0 * behind - 1.0).min(rounds),
+        Schedule::ZbV => pp.min(rounds),
+    }
+}
+
+fn shard(problem: &Problem<'_>, configuration: &Configuration, stage: &Stage) -> Shard {
+    let dims = &configuration.dims;
+    Shard {
+        samples: f64::from(configuration.micro_batch),
+        seq: f64::from(problem.training.seq),
+        tp: f64::from(stage.tp),
+        cp: f64::from(dims.cp),
+        ep: f64::from(dims.ep),
+        sequence_parallel: configuration.sequence_parallel,
+        flash: problem.training.flash_attention,
+        element: problem.training.precision.bytes(),
+        recompute: configuration.recompute,
+    }
+}
+
+/// Blocks of a stage as (one of them, how many are like it).
+fn distinct_blocks(
+    shape: &crate::model::Transformer,
+    stage: &Stage,
+) -> impl Iterator<Item = (u32, f64)> + use<> {
+    let end = stage.first_layer + stage.layers;
+    let dense = if shape.experts > 0 {
+        shape.dense_layers.clamp(stage.first_layer, end) - stage.first_layer
+    } else {
+        0
+    };
+    let first = stage.first_layer;
+    [
+        (first, f64::from(dense)),
+        (end.saturating_sub(1), f64::from(stage.layers - dense)),
+    ]
+    .into_iter()
+    .filter(|&(_, times)| times > 0.0)
+}
+
+fn scaled(pass: PassTime, times: f64) -> PassTime {
+    let scale = |time: compute::KernelTime| compute::KernelTime {
+        elapsed: times * time.elapsed,
+        busy: times * time.busy,
+    };
+    PassTime {
+        forward: scale(pass.forward),
+        backward: scale(pass.backward),
+    }
+}

@@ -1,0 +1,140 @@
+//! The few physical constants of the cost model that differ between machines and frameworks.
+
+use serde::{Deserialize, Serialize};
+
+use crate::cluster::GpuType;
+use crate::error::Result;
+
+/// What a device and its software stack reach of the data sheet; every constant has physical bounds.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Constants {
+    /// Fraction of the peak rate that large matrix products reach.
+    pub gemm_efficiency: f64,
+    /// Fraction of the memory bandwidth that kernels bound by memory reach.
+    pub memory_efficiency: f64,
+    /// Efficiency of the fused attention kernel over that of large matrix products.
+    pub attention_efficiency: f64,
+    /// Least seconds between two kernels.
+    pub launch: f64,
+    /// Fraction of the bandwidth inside a node that collectives reach.
+    pub intra_efficiency: f64,
+    /// Fraction of the bandwidth between nodes that collectives reach.
+    pub inter_efficiency: f64,
+    /// Fraction of the backward pass of the last micro-batch behind which data-parallel reduction can hide.
+    pub overlap: f64,
+    /// Seconds per iteration that belong to no kernel: data loading, logging, synchronisation.
+    pub overhead: f64,
+    /// Relative spread between ranks: a synchronisation of n ranks waits for the slowest, `1 + jitter * log2(n)`.
+    pub jitter: f64,
+    /// Fraction of tensor-parallel communication that runs beside matrix products instead of before them.
+    pub tensor_overlap: f64,
+}
+
+/// Least and greatest physical value of one constant, and what the prior trusts: its relative standard deviation.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Bound {
+    /// Name of the constant.
+    pub name: &'static str,
+    /// Least value.
+    pub least: f64,
+    /// Greatest value.
+    pub most: f64,
+}
+
+/// Number of constants.
+pub const COUNT: usize = 10;
+
+/// The bounds, in the order of [`Constants::to_array`].
+pub const BOUNDS: [Bound; COUNT] = [
+    bound("gemm_efficiency", 0.1, 1.0),
+    bound("memory_efficiency", 0.2, 1.0),
+    bound("attention_efficiency", 0.1, 1.5),
+    bound("launch", 0.0, 1e-4),
+    bound("intra_efficiency", 0.1, 1.0),
+    bound("inter_efficiency", 0.05, 1.0),
+    bound("overlap", 0.0, 1.0),
+    bound("overhead", 0.0, 2.0),
+    bound("jitter", 0.0, 0.05),
+    bound("tensor_overlap", 0.0, 0.95),
+];
+
+const fn bound(name: &'static str, least: f64, most: f64) -> Bound {
+    Bound { name, least, most }
+}
+
+impl Constants {
+    /// The catalogue's constants of a GPU type, and typical values for the rest.
+    pub fn of(gpu: &GpuType) -> Self {
+        Self {
+            gemm_efficiency: gpu.compute_efficiency,
+            memory_efficiency: gpu.memory_efficiency,
+            attention_efficiency: 0.7,
+            launch: gpu.launch_us * 1e-6,
+            intra_efficiency: 0.8,
+            inter_efficiency: 0.8,
+            overlap: 0.8,
+            overhead: 0.0,
+            jitter: 0.0,
+            tensor_overlap: 0.0,
+        }
+    }
+
+    /// The constants as numbers, in the order of [`BOUNDS`].
+    pub const fn to_array(&self) -> [f64; COUNT] {
+        [
+            self.gemm_efficiency,
+            self.memory_efficiency,
+            self.attention_efficiency,
+            self.launch,
+            self.intra_efficiency,
+            self.inter_efficiency,
+            self.overlap,
+            self.overhead,
+            self.jitter,
+            self.tensor_overlap,
+        ]
+    }
+
+    /// The inverse of [`to_array`](Self::to_array); values are clamped to their bounds.
+    pub fn from_array(values: [f64; COUNT]) -> Self {
+        let mut clamped = values;
+        for (value, bound) in clamped.iter_mut().zip(&BOUNDS) {
+            *value = value.clamp(bound.least, bound.most);
+        }
+        let [
+            gemm_efficiency,
+            memory_efficiency,
+            attention_efficiency,
+            launch,
+            intra_efficiency,
+            inter_efficiency,
+            overlap,
+            overhead,
+            jitter,
+            tensor_overlap,
+        ] = clamped;
+        Self {
+            gemm_efficiency,
+            memory_efficiency,
+            attention_efficiency,
+            launch,
+            intra_efficiency,
+            inter_efficiency,
+            overlap,
+            overhead,
+            jitter,
+            tensor_overlap,
+        }
+    }
+
+    /// Checks that every constant is within its bounds.
+    ///
+    /// # Errors
+    /// [`Error::Field`](crate::Error::Field) for the first that is not.
+    pub fn validate(&self) -> Result<()> {
+        for (value, bound) in self.to_array().into_iter().zip(&BOUNDS) {
+            crate::cluster::positive(bound.name, value, bound.least, bound.most, "")?;
+        }
+        Ok(())
+    }
+}
