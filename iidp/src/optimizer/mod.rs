@@ -195,7 +195,7 @@ impl Optimizer {
             let partial = on_pool(units, |unit| {
                 let mut norms = Vec::new();
                 unit.for_each(&rates, |index, mut piece, rates| {
-                    norms.push((index, config.measure(&mut piece, rates)))
+                    norms.push((index, config.measure(&mut piece, rates)));
                 });
                 norms
             });
@@ -216,7 +216,7 @@ impl Optimizer {
         }
         let units = self.units(values, gradients);
         on_pool(units, |unit| {
-            unit.for_each(&rates, |_, piece, rates| config.apply(piece, rates))
+            unit.for_each(&rates, |_, piece, rates| config.apply(piece, rates));
         });
         Ok(())
     }
