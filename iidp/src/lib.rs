@@ -1,10 +1,25 @@
-//! iidp.
+//! Executor for data-parallel training with identical convergence on unequal devices, on Burn.
+//!
+//! See [`Executor`] for what a step does, [`Workload`] for what you write, and [`models`] for models to start from.
+
 #![forbid(unsafe_code)]
 
+mod bucket;
 pub mod communicator;
 mod error;
+mod executor;
+pub mod models;
 pub mod optimizer;
+mod topology;
+mod worker;
 
+pub use bucket::{GradientBucket, ParameterLayout, ParameterSlot};
 pub use communicator::{Communicator, LocalCommunicator};
 pub use error::{Error, Loss};
+pub use executor::{
+    BoxError, Executor, ExecutorConfig, ExecutorState, MicroBatch, MicroBatchObserver,
+    MicroBatchRef, MicroBatchTiming, Mode, ObserverContext, PlainAccumulation, RankTimings,
+    StepOutput, StepTimings, Workload, accumulate_weighted,
+};
 pub use optimizer::{AdamWConfig, OptimizerConfig};
+pub use topology::{Coordinates, ParallelDims, Topology, WorkerLayout};

@@ -258,7 +258,7 @@ fn messages_keep_their_order_per_tag_and_may_be_fetched_in_any_order_of_tags() {
             fetched.into_iter().collect()
         }
     });
-    assert_eq!(results[0], [vec![]]);
+    assert_eq!(results[0], [Vec::<f32>::new()]);
     assert_eq!(results[1], [vec![1.0], vec![], vec![2.0; 2], vec![3.0; 3]]);
 }
 
