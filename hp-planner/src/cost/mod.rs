@@ -5,6 +5,7 @@ pub mod collective;
 pub mod compute;
 pub mod constants;
 pub mod memory;
+pub mod schedule;
 
 use std::fmt::Debug;
 
