@@ -10,6 +10,8 @@ mod error;
 mod executor;
 pub mod models;
 pub mod optimizer;
+mod permutation;
+pub mod sampler;
 mod topology;
 mod worker;
 
@@ -22,4 +24,5 @@ pub use executor::{
     StepOutput, StepTimings, Workload, accumulate_weighted,
 };
 pub use optimizer::{AdamWConfig, OptimizerConfig};
+pub use sampler::ShardedSampler;
 pub use topology::{Coordinates, ParallelDims, Topology, WorkerLayout};
