@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+mod assign;
 mod bucket;
 pub mod communicator;
 mod error;
@@ -15,6 +16,7 @@ pub mod sampler;
 mod topology;
 mod worker;
 
+pub use assign::{Assignment, RankCost, assign_workers};
 pub use bucket::{GradientBucket, ParameterLayout, ParameterSlot};
 pub use communicator::{Communicator, LocalCommunicator};
 pub use error::{Error, Loss};
