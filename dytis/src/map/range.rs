@@ -1,0 +1,163 @@
+//! Stretches of a map between two keys.
+
+use crate::Key;
+use crate::raw::walk::{Walk, WalkMut};
+use core::fmt;
+use core::iter::FusedIterator;
+use core::marker::PhantomData;
+use core::ops::{Bound, RangeBounds};
+
+/// The least and greatest bits of a range (`None`: no bound), or `None` if no bits lie in it. Panics where std's `range` does.
+pub(crate) fn bounds<K: Key>(range: &impl RangeBounds<K>) -> Option<(Option<u64>, Option<u64>)> {
+    match (range.start_bound(), range.end_bound()) {
+        (Bound::Excluded(start), Bound::Excluded(end)) if start == end => {
+            panic!("range start and end are equal and excluded in DytisMap")
+        }
+        (
+            Bound::Included(start) | Bound::Excluded(start),
+            Bound::Included(end) | Bound::Excluded(end),
+        ) if start > end => {
+            panic!("range start is greater than range end in DytisMap")
+        }
+        _ => {}
+    }
+    let low = match range.start_bound() {
+        Bound::Included(key) => Some(key.to_bits()),
+        Bound::Excluded(key) => Some(key.to_bits().checked_add(1)?),
+        Bound::Unbounded => None,
+    };
+    let high = match range.end_bound() {
+        Bound::Included(key) => Some(key.to_bits()),
+        Bound::Excluded(key) => Some(key.to_bits().checked_sub(1)?),
+        Bound::Unbounded => None,
+    };
+    (low.unwrap_or(0) <= high.unwrap_or(u64::MAX)).then_some((low, high))
+}
+
+/// Iterator over a range of a map; from [`DytisMap::range`](crate::DytisMap::range).
+pub struct Range<'a, K, V> {
+    walk: Walk<'a, V>,
+    marker: PhantomData<K>,
+}
+
+impl<'a, K, V> Range<'a, K, V> {
+    pub(super) fn new(walk: Walk<'a, V>) -> Self {
+        Self {
+            walk,
+            marker: PhantomData,
+        }
+    }
+}
+
+impl<K, V> Clone for Range<'_, K, V> {
+    fn clone(&self) -> Self {
+        Self::new(self.walk.clone())
+    }
+}
+
+impl<K: Key + fmt::Debug, V: fmt::Debug> fmt::Debug for Range<'_, K, V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.clone()).finish()
+    }
+}
+
+impl<'a, K: Key, V> Iterator for Range<'a, K, V> {
+    type Item = (K, &'a V);
+
+    #[inline]
+    fn next(&mut self) -> Option<Self::Item> {
+        self.walk
+            .next()
+            .map(|(bits, value)| (K::from_bits(bits), value))
+    }
+
+    fn last(mut self) -> Option<Self::Item> {
+        self.next_back()
+    }
+
+    fn min(mut self) -> Option<Self::Item>
+    where
+        Self::Item: Ord,
+    {
+        self.next()
+    }
+
+    fn max(mut self) -> Option<Self::Item>
+    where
+        Self::Item: Ord,
+    {
+        self.next_back()
+    }
+
+    #[inline]
+    fn fold<B, F: FnMut(B, Self::Item) -> B>(self, init: B, mut f: F) -> B {
+        let mut state = Some(init);
+        self.walk.visit(|bits, value| {
+            state = state
+                .take()
+                .map(|state| f(state, (K::from_bits(bits), value)));
+            true
+        });
+        state.expect("every visit puts the state back")
+    }
+}
+
+impl<K: Key, V> DoubleEndedIterator for Range<'_, K, V> {
+    #[inline]
+    fn next_back(&mut self) -> Option<Self::Item> {
+        self.walk
+            .next_back()
+            .map(|(bits, value)| (K::from_bits(bits), value))
+    }
+}
+
+impl<K: Key, V> FusedIterator for Range<'_, K, V> {}
+
+/// Iterator over a range of a map, with values to change; from [`DytisMap::range_mut`](crate::DytisMap::range_mut).
+pub struct RangeMut<'a, K, V> {
+    walk: WalkMut<'a, V>,
+    marker: PhantomData<K>,
+}
+
+impl<'a, K, V> RangeMut<'a, K, V> {
+    pub(super) fn new(walk: WalkMut<'a, V>) -> Self {
+        Self {
+            walk,
+            marker: PhantomData,
+        }
+    }
+}
+
+impl<K: Key + fmt::Debug, V: fmt::Debug> fmt::Debug for RangeMut<'_, K, V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list()
+            .entries(Range::<K, V>::new(self.walk.remaining()))
+            .finish()
+    }
+}
+
+impl<'a, K: Key, V> Iterator for RangeMut<'a, K, V> {
+    type Item = (K, &'a mut V);
+
+    #[inline]
+    fn next(&mut self) -> Option<Self::Item> {
+        self.walk
+            .next()
+            .map(|(bits, value)| (K::from_bits(bits), value))
+    }
+
+    fn last(mut self) -> Option<Self::Item> {
+        self.next_back()
+    }
+}
+
+impl<K: Key, V> DoubleEndedIterator for RangeMut<'_, K, V> {
+    #[inline]
+    fn next_back(&mut self) -> Option<Self::Item> {
+        self.walk
+            .next_back()
+            .map(|(bits, value)| (K::from_bits(bits), value))
+    }
+}
+
+impl<K: Key, V> FusedIterator for RangeMut<'_, K, V> {}
