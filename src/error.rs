@@ -45,10 +45,21 @@ pub enum Error {
 
 impl Error {
     pub(crate) fn io(path: &Path, source: std::io::Error) -> Self {
-        Self::Io { path: path.to_owned(), source }
+        Self::Io {
+            path: path.to_owned(),
+            source,
+        }
     }
 
-    pub(crate) fn setting(field: &'static str, value: impl ToString, expected: impl Into<String>) -> Self {
-        Self::Setting { field, value: value.to_string(), expected: expected.into() }
+    pub(crate) fn setting(
+        field: &'static str,
+        value: impl ToString,
+        expected: impl Into<String>,
+    ) -> Self {
+        Self::Setting {
+            field,
+            value: value.to_string(),
+            expected: expected.into(),
+        }
     }
 }

@@ -13,7 +13,9 @@ pub trait Task: Workload {
     /// Keys of the validation samples.
     fn validation_samples(&self) -> &[u64];
 
-    /// The model as the planner sees it, and the tokens per sample: what time and money on a simulated cluster are predicted
-    /// from. A sample of a model that reads no sequence is one token.
-    fn model_spec(&self) -> (ModelSpec, u32);
+    /// The model as the planner sees it: what time and money on a simulated cluster are predicted from.
+    fn model_spec(&self) -> ModelSpec;
+
+    /// Tokens per sample; 1 for a model that reads no sequence.
+    fn sample_tokens(&self) -> u32;
 }

@@ -21,7 +21,10 @@ impl JsonLines {
     pub fn create(path: impl Into<PathBuf>) -> Result<Self, Error> {
         let path = path.into();
         let file = File::create(&path).map_err(|e| Error::io(&path, e))?;
-        Ok(Self { path, file: BufWriter::new(file) })
+        Ok(Self {
+            path,
+            file: BufWriter::new(file),
+        })
     }
 }
 

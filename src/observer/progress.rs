@@ -26,15 +26,25 @@ impl ProgressDisplay {
     /// A bar on standard error.
     pub fn new() -> Self {
         let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr_with_hz(5));
-        let style = ProgressStyle::with_template("{prefix:>12} [{bar:24}] {percent:>3}% {msg} | {per_sec} | ETA {eta}")
-            .unwrap_or_else(|_| ProgressStyle::default_bar())
-            .with_key("per_sec", |s: &indicatif::ProgressState, w: &mut dyn std::fmt::Write| {
+        let style = ProgressStyle::with_template(
+            "{prefix:>12} [{bar:24}] {percent:>3}% {msg} | {per_sec} | ETA {eta}",
+        )
+        .unwrap_or_else(|_| ProgressStyle::default_bar())
+        .with_key(
+            "per_sec",
+            |s: &indicatif::ProgressState, w: &mut dyn std::fmt::Write| {
                 // The only failure is that of the writer, which the bar cannot report anyway.
                 let _ = write!(w, "{:.0} samples/s", s.per_sec());
-            })
-            .progress_chars("=> ");
+            },
+        )
+        .progress_chars("=> ");
         bar.set_style(style);
-        Self { bar, validation: None, smoothed_loss: None, drawn: Instant::now() }
+        Self {
+            bar,
+            validation: None,
+            smoothed_loss: None,
+            drawn: Instant::now(),
+        }
     }
 }
 
@@ -52,7 +62,9 @@ impl Observer for ProgressDisplay {
             }
             Event::Step(s) => {
                 // A single batch's loss jumps about; the eye wants the trend.
-                let smoothed = self.smoothed_loss.map_or(s.loss, |old| old + 0.05 * (s.loss - old));
+                let smoothed = self
+                    .smoothed_loss
+                    .map_or(s.loss, |old| old + 0.05 * (s.loss - old));
                 self.smoothed_loss = Some(smoothed);
                 self.bar.set_position(s.samples);
                 if self.drawn.elapsed() >= Duration::from_millis(100) {

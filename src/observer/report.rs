@@ -25,7 +25,12 @@ impl HtmlReport {
 impl Observer for HtmlReport {
     fn observe(&mut self, event: &Event<'_>) -> Result<(), Error> {
         match event {
-            Event::Finished(report) => write(&self.path, &report.name, std::slice::from_ref(*report), None),
+            Event::Finished(report) => write(
+                &self.path,
+                &report.name,
+                std::slice::from_ref(*report),
+                None,
+            ),
             _ => Ok(()),
         }
     }
@@ -44,7 +49,12 @@ pub struct FrontView {
 ///
 /// # Errors
 /// [`Error::Io`] naming the path.
-pub fn write(path: &Path, title: &str, runs: &[TrainingReport], front: Option<&FrontView>) -> Result<(), Error> {
+pub fn write(
+    path: &Path,
+    title: &str,
+    runs: &[TrainingReport],
+    front: Option<&FrontView>,
+) -> Result<(), Error> {
     let page = render(title, runs, front);
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;
@@ -81,7 +91,10 @@ const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:72em;marg
     figure{margin:0}svg{width:100%;height:auto}figcaption,.note{color:#666;font-size:.9em}summary{cursor:pointer}";
 
 fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+        .replace('"', "&quot;")
 }
 
 fn optional(value: Option<f64>, digits: usize) -> String {
@@ -121,7 +134,10 @@ fn thin(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
     let per = points.len().div_ceil(POINTS).max(1);
     let mean = |c: &[(f64, f64)]| {
         let n = c.len() as f64;
-        (c.iter().map(|p| p.0).sum::<f64>() / n, c.iter().map(|p| p.1).sum::<f64>() / n)
+        (
+            c.iter().map(|p| p.0).sum::<f64>() / n,
+            c.iter().map(|p| p.1).sum::<f64>() / n,
+        )
     };
     points.chunks(per).map(mean).collect()
 }
@@ -133,38 +149,86 @@ fn sample(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
 }
 
 fn charts(runs: &[TrainingReport]) -> Vec<Chart> {
-    let over_steps = |title: &str, y: &str, value: fn(&crate::record::StepRecord) -> Option<f64>, reduce: fn(Vec<(f64, f64)>) -> Vec<(f64, f64)>| {
+    let over_steps = |title: &str,
+                      y: &str,
+                      value: fn(&crate::record::StepRecord) -> Option<f64>,
+                      reduce: fn(Vec<(f64, f64)>) -> Vec<(f64, f64)>| {
         let lines = runs.iter().map(|r| {
-            let points = r.steps.iter().filter_map(|s| value(s).map(|v| (s.step as f64, v))).collect();
+            let points = r
+                .steps
+                .iter()
+                .filter_map(|s| value(s).map(|v| (s.step as f64, v)))
+                .collect();
             Series::line(&r.name, reduce(points))
         });
         Chart::new(title, "step", y).with_series(lines)
     };
-    let mut loss = over_steps("Training loss (lines) and validation loss (dots)", "nats", |s| Some(s.loss), thin);
+    let mut loss = over_steps(
+        "Training loss (lines) and validation loss (dots)",
+        "nats",
+        |s| Some(s.loss),
+        thin,
+    );
     loss = loss.with_series(runs.iter().enumerate().map(|(i, r)| {
-        let points = r.validations.iter().map(|v| (v.step as f64, v.loss)).collect();
+        let points = r
+            .validations
+            .iter()
+            .map(|v| (v.step as f64, v.loss))
+            .collect();
         Series::dots(points).with_colour(i)
     }));
     let by_samples = Chart::new("Validation loss over samples", "samples", "nats").with_series(
-        runs.iter().map(|r| Series::line(&r.name, r.validations.iter().map(|v| (v.samples as f64, v.loss)).collect())),
+        runs.iter().map(|r| {
+            Series::line(
+                &r.name,
+                r.validations
+                    .iter()
+                    .map(|v| (v.samples as f64, v.loss))
+                    .collect(),
+            )
+        }),
     );
     let mut all = vec![
         loss,
         by_samples,
-        over_steps("Global batch size", "samples", |s| Some(s.batch as f64), sample),
+        over_steps(
+            "Global batch size",
+            "samples",
+            |s| Some(s.batch as f64),
+            sample,
+        ),
         over_steps("Learning rate", "", |s| Some(s.learning_rate), sample),
-        over_steps("Micro-batch gradient similarity (smoothed)", "cosine", |s| s.similarity, sample),
-        over_steps("Gradient noise scale (smoothed)", "samples", |s| s.noise_scale, sample),
+        over_steps(
+            "Micro-batch gradient similarity (smoothed)",
+            "cosine",
+            |s| s.similarity,
+            sample,
+        ),
+        over_steps(
+            "Gradient noise scale (smoothed)",
+            "samples",
+            |s| s.noise_scale,
+            sample,
+        ),
     ];
     all.retain(|c| !c.is_empty());
     all
 }
 
 fn front_chart(front: &FrontView) -> Chart {
-    let line = front.points.iter().map(|p| (p.0 * 1e3, p.1)).collect::<Vec<_>>();
+    let line = front
+        .points
+        .iter()
+        .map(|p| (p.0 * 1e3, p.1))
+        .collect::<Vec<_>>();
     let chosen = line.get(front.chosen).copied().into_iter().collect();
     let label = front.points.get(front.chosen).map_or("", |p| p.2.as_str());
-    Chart::new("Pareto front (simulated cluster)", "ms per step", "cost per step").with_series([
+    Chart::new(
+        "Pareto front (simulated cluster)",
+        "ms per step",
+        "cost per step",
+    )
+    .with_series([
         Series::line("front", line.clone()),
         Series::dots(line),
         Series::line(&format!("chosen: {label}"), Vec::new()).with_colour(3),
@@ -186,7 +250,14 @@ fn decisions(run: &TrainingReport) -> String {
         let _ = writeln!(
             rows,
             "<tr><td>{}</td><td>{:.4}</td><td>{:.1}</td><td>{} &rarr; {}</td><td>{:.5}</td><td>{:?}</td><td>{}</td></tr>",
-            d.step, d.similarity, d.noise_scale, d.from_batch, d.to_batch, d.learning_rate, d.micro_batches, escape(&d.reason)
+            d.step,
+            d.similarity,
+            d.noise_scale,
+            d.from_batch,
+            d.to_batch,
+            d.learning_rate,
+            d.micro_batches,
+            escape(&d.reason)
         );
     }
     rows + "</table></details>\n"

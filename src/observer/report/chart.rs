@@ -24,17 +24,32 @@ pub(super) struct Series {
 impl Series {
     /// A line with an entry in the legend.
     pub(super) fn line(name: &str, points: Vec<(f64, f64)>) -> Self {
-        Self { name: Some(name.to_owned()), points, mark: Mark::Line, colour: None }
+        Self {
+            name: Some(name.to_owned()),
+            points,
+            mark: Mark::Line,
+            colour: None,
+        }
     }
 
     /// Small filled dots.
     pub(super) fn dots(points: Vec<(f64, f64)>) -> Self {
-        Self { name: None, points, mark: Mark::Dots, colour: None }
+        Self {
+            name: None,
+            points,
+            mark: Mark::Dots,
+            colour: None,
+        }
     }
 
     /// Large rings that point something out.
     pub(super) fn marks(points: Vec<(f64, f64)>) -> Self {
-        Self { name: None, points, mark: Mark::Ring, colour: None }
+        Self {
+            name: None,
+            points,
+            mark: Mark::Ring,
+            colour: None,
+        }
     }
 
     /// The colour of the `index`-th line instead of this series' own.
@@ -53,11 +68,21 @@ pub(super) struct Chart {
     series: Vec<Series>,
 }
 
-const COLOURS: [RGBColor; 4] = [RGBColor(31, 90, 168), RGBColor(214, 96, 30), RGBColor(60, 140, 70), RGBColor(180, 30, 60)];
+const COLOURS: [RGBColor; 4] = [
+    RGBColor(31, 90, 168),
+    RGBColor(214, 96, 30),
+    RGBColor(60, 140, 70),
+    RGBColor(180, 30, 60),
+];
 
 impl Chart {
     pub(super) fn new(title: &str, x: &str, y: &str) -> Self {
-        Self { title: title.to_owned(), x: x.to_owned(), y: y.to_owned(), series: Vec::new() }
+        Self {
+            title: title.to_owned(),
+            x: x.to_owned(),
+            y: y.to_owned(),
+            series: Vec::new(),
+        }
     }
 
     pub(super) fn with_series(mut self, series: impl IntoIterator<Item = Series>) -> Self {
@@ -75,19 +100,33 @@ impl Chart {
         let drawn = self.draw(&SVGBackend::with_string(&mut svg, (640, 360)).into_drawing_area());
         match drawn {
             Ok(()) => format!("<figure>{svg}</figure>\n"),
-            Err(e) => format!("<figure><figcaption>{}: not drawn ({e})</figcaption></figure>\n", self.title),
+            Err(e) => format!(
+                "<figure><figcaption>{}: not drawn ({e})</figcaption></figure>\n",
+                self.title
+            ),
         }
     }
 
     /// Smallest and largest finite coordinates with a margin; a unit box where there are none.
     fn bounds(&self) -> (std::ops::Range<f64>, std::ops::Range<f64>) {
         let axis = |pick: fn(&(f64, f64)) -> f64| {
-            let values = self.series.iter().flat_map(|s| &s.points).map(pick).filter(|v| v.is_finite());
-            let (low, high) = values.fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), v| (l.min(v), h.max(v)));
+            let values = self
+                .series
+                .iter()
+                .flat_map(|s| &s.points)
+                .map(pick)
+                .filter(|v| v.is_finite());
+            let (low, high) = values.fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), v| {
+                (l.min(v), h.max(v))
+            });
             if low > high {
                 return 0.0..1.0;
             }
-            let margin = if high > low { 0.04 * (high - low) } else { 0.5 * high.abs().max(1e-9) };
+            let margin = if high > low {
+                0.04 * (high - low)
+            } else {
+                0.5 * high.abs().max(1e-9)
+            };
             low - margin..high + margin
         };
         (axis(|p| p.0), axis(|p| p.1))
@@ -111,12 +150,19 @@ impl Chart {
             .draw()?;
         for (i, s) in self.series.iter().enumerate() {
             let colour = COLOURS[s.colour.unwrap_or(i) % COLOURS.len()];
-            let finite = s.points.iter().copied().filter(|p| p.0.is_finite() && p.1.is_finite());
+            let finite = s
+                .points
+                .iter()
+                .copied()
+                .filter(|p| p.0.is_finite() && p.1.is_finite());
             match s.mark {
                 Mark::Line => {
-                    let drawn = chart.draw_series(LineSeries::new(finite, colour.stroke_width(2)))?;
+                    let drawn =
+                        chart.draw_series(LineSeries::new(finite, colour.stroke_width(2)))?;
                     if let Some(name) = &s.name {
-                        drawn.label(name).legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour.stroke_width(2)));
+                        drawn.label(name).legend(move |(x, y)| {
+                            PathElement::new([(x, y), (x + 16, y)], colour.stroke_width(2))
+                        });
                     }
                 }
                 Mark::Dots => {
