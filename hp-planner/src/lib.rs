@@ -6,24 +6,29 @@
 #![forbid(unsafe_code)]
 
 mod assign;
+mod calibration;
 mod catalogue;
 mod cluster;
 pub mod cost;
 mod document;
 mod error;
+mod evaluation;
 mod model;
 mod pareto;
 mod plan;
 mod planner;
+mod profile;
 mod report;
 mod training;
 
 pub use assign::{RankKind, Share, assign};
+pub use calibration::{Calibration, Fit, FitKind, MemoryConstants, Prediction};
 pub use cluster::{ClusterSpec, GpuType, Link, NodeGroup, PeakRates};
 pub use cost::analytic::AnalyticCost;
 pub use cost::constants::Constants;
 pub use cost::{CostModel, Problem};
 pub use error::{Error, Infeasible, Place, Result};
+pub use evaluation::{ErrorSummary, Evaluation, Evaluator, Regret, split};
 pub use model::{Head, Layer, ModelSpec, Transformer};
 pub use pareto::{FrontPoint, Objective, ParetoFront, Selection};
 pub use plan::{
@@ -31,5 +36,6 @@ pub use plan::{
     Rejection, ReplicaGroup, Stage, StopReason, TimeBreakdown,
 };
 pub use planner::Planner;
+pub use profile::{Case, CaseKey, MeasuredRow, Profile};
 pub use report::{PlanReport, SCHEMA_VERSION};
 pub use training::{BatchInterval, Optimizer, Precision, Recompute, Schedule, TrainingSpec};

@@ -5,6 +5,7 @@ use crate::cost::collective::Fabric;
 use crate::cost::compute::{self, Device, PassTime, Shard};
 use crate::cost::constants::Constants;
 use crate::cost::memory;
+use crate::cost::shapes::{ShapeFactors, ShapeKey, ShapeTable};
 use crate::cost::{CostModel, Problem};
 use crate::error::Infeasible;
 use crate::plan::{
@@ -19,13 +20,20 @@ use crate::training::{Recompute, Schedule};
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct AnalyticCost {
     constants: Vec<(String, Constants)>,
+    /// For GPU types without an entry.
+    every: Option<Constants>,
+    shapes: ShapeTable,
+    /// For shapes that the table does not know.
+    other: ShapeFactors,
 }
 
-/// Time of one micro-batch on one stage, in seconds.
+/// Time of one round of micro-batches, one per virtual worker, on one stage, in seconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct StageTime {
-    /// Kernels.
-    pub pass: PassTime,
+    /// Kernels of the forward pass.
+    pub forward: f64,
+    /// Kernels of the backward pass.
+    pub backward: f64,
     /// Collectives of tensor, context and expert parallelism in the forward pass.
     pub forward_collectives: f64,
     /// The same in the backward pass, with those of recomputation.
@@ -35,11 +43,17 @@ pub(crate) struct StageTime {
 }
 
 impl StageTime {
-    fn compute(&self, streams: u32) -> f64 {
-        self.pass.forward.shared(streams) + self.pass.backward.shared(streams)
+    /// Adds a part of the model: launches and work compete within a part, not across parts.
+    fn add(&mut self, part: PassTime, streams: u32, times: f64) {
+        self.forward += times * part.forward.shared(streams);
+        self.backward += times * part.backward.shared(streams);
     }
 
-    fn collectives(&self) -> f64 {
+    pub(crate) fn compute(&self) -> f64 {
+        self.forward + self.backward
+    }
+
+    pub(crate) fn collectives(&self) -> f64 {
         self.forward_collectives + self.backward_collectives
     }
 }
@@ -59,21 +73,54 @@ impl AnalyticCost {
         self
     }
 
+    /// Replaces the factors of shapes that have been measured.
+    #[must_use]
+    pub fn with_shapes(mut self, shapes: ShapeTable) -> Self {
+        self.shapes = shapes;
+        self
+    }
+
+    /// The same constants for every GPU type and the same factors for every shape.
+    pub(crate) fn uniform(constants: Constants, factors: ShapeFactors) -> Self {
+        Self {
+            every: Some(constants),
+            other: factors,
+            ..Self::default()
+        }
+    }
+
+    fn factors(
+        &self,
+        problem: &Problem<'_>,
+        configuration: &Configuration,
+        stage: &Stage,
+    ) -> ShapeFactors {
+        if self.shapes.is_empty() {
+            return self.other;
+        }
+        ShapeKey::new(problem, configuration, stage)
+            .and_then(|key| self.shapes.get(&key))
+            .unwrap_or(self.other)
+    }
+
     /// The constants in use for a node group.
     pub fn constants(&self, cluster: &ClusterSpec, group: usize) -> Constants {
         let gpu = cluster.gpu_type(group);
         self.constants
             .iter()
             .find(|(name, _)| name.eq_ignore_ascii_case(&gpu.name))
-            .map_or_else(|| Constants::of(gpu), |(_, constants)| *constants)
+            .map(|(_, constants)| *constants)
+            .or(self.every)
+            .unwrap_or_else(|| Constants::of(gpu))
     }
 
-    /// Time of one micro-batch on one stage of a configuration.
+    /// Time of a round of `streams` micro-batches on one stage of a configuration.
     pub(crate) fn stage_time(
         &self,
         problem: &Problem<'_>,
         configuration: &Configuration,
         stage: &Stage,
+        streams: u32,
     ) -> StageTime {
         let constants = self.constants(problem.cluster, stage.group);
         let gpu = problem.cluster.gpu_type(stage.group);
@@ -81,17 +128,22 @@ impl AnalyticCost {
         let shard = shard(problem, configuration, stage);
         let last = problem.model.depth();
         let end = stage.first_layer + stage.layers;
+        let factors = self.factors(problem, configuration, stage);
         let mut time = StageTime::default();
         if let Some(shape) = &problem.model.transformer {
             for (layer, times) in distinct_blocks(shape, stage) {
                 let block = compute::block(shape, layer, &shard, &device);
-                time.pass = time.pass.plus(scaled(block, times));
+                time.add(block, streams, times * factors.block);
             }
             if stage.first_layer == 0 {
-                time.pass = time.pass.plus(compute::embedding(shape, &shard, &device));
+                time.add(
+                    compute::embedding(shape, &shard, &device),
+                    streams,
+                    factors.ends,
+                );
             }
             if end == last {
-                time.pass = time.pass.plus(compute::head(shape, &shard, &device));
+                time.add(compute::head(shape, &shard, &device), streams, factors.ends);
             }
             let moe = (stage.first_layer..end)
                 .filter(|&layer| shape.is_moe(layer))
@@ -109,7 +161,7 @@ impl AnalyticCost {
         } else {
             let layers = &problem.model.layers[stage.first_layer as usize..end as usize];
             for layer in layers {
-                time.pass = time.pass.plus(compute::explicit(layer, &shard, &device));
+                time.add(compute::explicit(layer, &shard, &device), streams, 1.0);
             }
             if configuration.dims.pp > 1 && end < last {
                 let output = layers.last().map_or(0.0, |layer| layer.output_bytes);
@@ -187,8 +239,9 @@ impl AnalyticCost {
         if configuration.recompute == Recompute::Full {
             backward += forward;
         }
-        time.forward_collectives += forward;
-        time.backward_collectives += backward;
+        let factors = self.factors(problem, configuration, stage);
+        time.forward_collectives += forward * factors.block;
+        time.backward_collectives += backward * factors.block;
     }
 
     /// Seconds of sending a stage's output onwards: through the node's outer link if the next stage is in another node.
@@ -326,21 +379,46 @@ impl AnalyticCost {
         memory
     }
 
-    /// Iteration time of one kind of replica before synchronisation, as (compute, collectives, bubble).
-    fn replica_time(
+    /// Times of a replica's stages; stages in the middle that are alike are computed once.
+    fn stage_times(
         &self,
         problem: &Problem<'_>,
         configuration: &Configuration,
         replicas: &ReplicaGroup,
+    ) -> Vec<StageTime> {
+        let stages = &replicas.stages;
+        let uniform = problem
+            .model
+            .transformer
+            .as_ref()
+            .is_some_and(|shape| shape.experts == 0);
+        let mut times: Vec<StageTime> = Vec::with_capacity(stages.len());
+        for (index, stage) in stages.iter().enumerate() {
+            let alike = uniform
+                && index > 1
+                && index + 1 < stages.len()
+                && (
+                    stages[index - 1].group,
+                    stages[index - 1].layers,
+                    stages[index - 1].tp,
+                ) == (stage.group, stage.layers, stage.tp);
+            times.push(if alike {
+                times[index - 1]
+            } else {
+                self.stage_time(problem, configuration, stage, replicas.virtual_workers)
+            });
+        }
+        times
+    }
+
+    /// Iteration time of one kind of replica until all gradients are there, as (compute, collectives, bubble).
+    fn replica_time(
+        configuration: &Configuration,
+        replicas: &ReplicaGroup,
+        stages: &[StageTime],
     ) -> (f64, f64, f64) {
-        let streams = replicas.virtual_workers;
         let rounds = f64::from(replicas.accumulation_steps);
-        let stages: Vec<StageTime> = replicas
-            .stages
-            .iter()
-            .map(|stage| self.stage_time(problem, configuration, stage))
-            .collect();
-        let one = |stage: &StageTime| stage.compute(streams) + stage.collectives();
+        let one = |stage: &StageTime| stage.compute() + stage.collectives();
         // The busiest stage works all the time between fill and drain.
         let (mut busiest, mut slowest) = (0, 0.0);
         for (index, stage) in stages.iter().enumerate() {
@@ -358,106 +436,188 @@ impl AnalyticCost {
             Schedule::ZbH1 => (through - slowest) / 3.0,
             Schedule::Zb2p | Schedule::ZbV => 0.0,
         };
-        let bubble = idle + 2.0 * transfers * chunks.max(1.0);
+        let bubble = idle + 2.0 * transfers;
         let stage = &stages[busiest];
         (
-            rounds * stage.compute(streams),
+            rounds * stage.compute(),
             rounds * stage.collectives(),
             bubble,
         )
     }
 
-    /// Data-parallel synchronisation: seconds that stay visible.
-    fn synchronisation(&self, problem: &Problem<'_>, configuration: &Configuration) -> f64 {
+    /// Seconds between the first stage's last backward pass and the end of the iteration, as (reduction, update): every stage
+    /// reduces and updates when its own last backward pass is done, the later stages earlier.
+    fn tail(
+        &self,
+        problem: &Problem<'_>,
+        configuration: &Configuration,
+        replicas: &ReplicaGroup,
+        times: &[StageTime],
+    ) -> (f64, f64) {
+        let mut earlier = 0.0;
+        let mut worst = (0.0, 0.0);
+        for (stage, time) in replicas.stages.iter().zip(times) {
+            let update = self.update(problem, configuration, replicas, stage);
+            let reduction = self.reduction(problem, configuration, replicas, stage, time);
+            let visible = reduction + update - earlier;
+            if visible > worst.0 + worst.1 {
+                worst = (visible - update.min(visible), update.min(visible));
+            }
+            earlier += time.backward + time.backward_collectives;
+        }
+        worst
+    }
+
+    /// Seconds of data-parallel communication of one stage that do not hide behind its work.
+    fn reduction(
+        &self,
+        problem: &Problem<'_>,
+        configuration: &Configuration,
+        replicas: &ReplicaGroup,
+        stage: &Stage,
+        time: &StageTime,
+    ) -> f64 {
         let dims = &configuration.dims;
         let ranks = dims.dp * dims.cp;
         if ranks <= 1 {
             return 0.0;
         }
-        let mut worst = 0.0_f64;
-        for replicas in &configuration.replicas {
-            for stage in &replicas.stages {
-                let (dense, experts) = Self::stage_parameters(problem, configuration, stage);
-                let training = problem.training;
-                let stride = stage.tp;
-                // The ring is as slow as the slowest group in it.
-                let slowest = |bytes: f64, ranks: u32, factor: f64| {
-                    configuration
-                        .allocation
-                        .groups()
-                        .map(|(group, _)| {
-                            let mut fabric = self.fabric(problem, group, ranks, stride);
-                            if configuration.allocation.groups().count() > 1 {
-                                fabric.ranks_per_node =
-                                    fabric.ranks_per_node.min(ranks.div_ceil(2).max(1));
-                            }
-                            factor * fabric.all_gather(bytes, ranks)
-                        })
-                        .fold(0.0, f64::max)
-                };
-                let gradient = training.gradient_element_bytes();
-                let weight = training.precision.bytes();
-                let both = |parameters: f64, ranks: u32| {
-                    if configuration.zero == 0 {
-                        slowest(parameters * gradient, ranks, 2.0)
-                    } else {
-                        // Reduce-scatter of gradients, all-gather of updated parameters.
-                        slowest(parameters * gradient, ranks, 1.0)
-                            + slowest(parameters * weight, ranks, 1.0)
+        let (dense, experts) = Self::stage_parameters(problem, configuration, stage);
+        let training = problem.training;
+        let mixed = configuration.allocation.groups().count() > 1;
+        // The ring is as slow as the slowest group in it.
+        let gather = |bytes: f64, ranks: u32| {
+            configuration
+                .allocation
+                .groups()
+                .map(|(group, _)| {
+                    let mut fabric = self.fabric(problem, group, ranks, stage.tp);
+                    if mixed {
+                        // Ranks of several groups are never all in one node.
+                        fabric.ranks_per_node = fabric.ranks_per_node.min(ranks.div_ceil(2));
                     }
-                };
-                let mut seconds = both(dense, ranks);
-                if experts > 0.0 {
-                    seconds += both(experts, (ranks / dims.ep).max(1));
-                }
-                let constants = self.constants(problem.cluster, stage.group);
-                let time = self.stage_time(problem, configuration, stage);
-                let hidden = if training.overlap_reduce {
-                    constants.overlap * time.pass.backward.elapsed
-                } else {
-                    0.0
-                };
-                let mut visible = (seconds - hidden).max(0.0);
-                if configuration.zero == 3 {
-                    // Parameters are gathered for the forward and again for the backward pass of every micro-batch.
-                    let gather = slowest(dense * weight, ranks, 1.0);
-                    let rounds = f64::from(replicas.accumulation_steps);
-                    let behind = constants.overlap
-                        * (time.pass.forward.elapsed + time.pass.backward.elapsed);
-                    visible += rounds * (2.0 * gather - behind).max(0.0);
-                }
-                worst = worst.max(visible);
+                    fabric.all_gather(bytes, ranks)
+                })
+                .fold(0.0, f64::max)
+        };
+        let constants = self.constants(problem.cluster, stage.group);
+        let overlap = if training.overlap_reduce {
+            constants.overlap
+        } else {
+            0.0
+        };
+        let gradient = training.gradient_element_bytes();
+        let weight = training.precision.bytes();
+        let outer = (ranks / dims.ep).max(1);
+        let both = |bytes: f64| {
+            let mut seconds = gather(dense * bytes, ranks);
+            if experts > 0.0 {
+                seconds += gather(experts * bytes, outer);
             }
+            seconds
+        };
+        if configuration.zero == 3 {
+            // For every micro-batch parameters are gathered forwards and backwards and gradients scattered.
+            let seconds = 2.0 * both(weight) + both(gradient);
+            let behind = overlap * (time.forward + time.backward);
+            return f64::from(replicas.accumulation_steps) * (seconds - behind).max(0.0);
         }
-        worst
+        // A reduction, or its two halves: gradients scattered, updated parameters gathered.
+        let second = if configuration.zero == 0 {
+            gradient
+        } else {
+            weight
+        };
+        let seconds = both(gradient) + both(second);
+        // Virtual workers are aggregated first, so only the last of them leaves time to hide behind.
+        let last = time.backward / f64::from(replicas.virtual_workers);
+        (seconds - overlap * last).max(0.0)
     }
 
-    /// Optimizer update: state, gradient and parameters cross memory.
-    fn update(&self, problem: &Problem<'_>, configuration: &Configuration) -> f64 {
+    /// Optimizer update of one stage: state, gradient and parameters cross memory.
+    fn update(
+        &self,
+        problem: &Problem<'_>,
+        configuration: &Configuration,
+        replicas: &ReplicaGroup,
+        stage: &Stage,
+    ) -> f64 {
         let training = problem.training;
         let ranks = f64::from(configuration.dims.dp * configuration.dims.cp);
         let per_parameter = 2.0 * training.optimizer_bytes()
             + training.gradient_element_bytes()
             + 2.0 * training.precision.bytes();
-        configuration
-            .replicas
-            .iter()
-            .flat_map(|replicas| replicas.stages.iter().map(move |stage| (replicas, stage)))
-            .map(|(replicas, stage)| {
-                let (dense, experts) = Self::stage_parameters(problem, configuration, stage);
-                let sharded = if configuration.zero > 0 { ranks } else { 1.0 };
-                let gpu = problem.cluster.gpu_type(stage.group);
-                let constants = self.constants(problem.cluster, stage.group);
-                let device = Device::new(gpu, training.precision, &constants);
-                let parameters = dense + experts;
-                // Local aggregation adds the gradients of the other virtual workers and hands the parameters back.
-                let copies = f64::from(replicas.virtual_workers - 1)
-                    * parameters
-                    * (3.0 * training.gradient_element_bytes() + 2.0 * training.precision.bytes());
-                let bytes = parameters / sharded * per_parameter + copies;
-                (bytes / device.memory).max(4.0 * device.launch)
-            })
-            .fold(0.0, f64::max)
+        let (dense, experts) = Self::stage_parameters(problem, configuration, stage);
+        let sharded = if configuration.zero > 0 { ranks } else { 1.0 };
+        let gpu = problem.cluster.gpu_type(stage.group);
+        let constants = self.constants(problem.cluster, stage.group);
+        let device = Device::new(gpu, training.precision, &constants);
+        let parameters = dense + experts;
+        // Local aggregation adds the gradients of the other virtual workers and hands the parameters back.
+        let copies = f64::from(replicas.virtual_workers - 1)
+            * parameters
+            * (3.0 * training.gradient_element_bytes() + 2.0 * training.precision.bytes());
+        let bytes = parameters / sharded * per_parameter + copies;
+        (bytes / device.memory).max(4.0 * device.launch)
+    }
+}
+
+impl AnalyticCost {
+    /// Seconds of one iteration by cause, whether or not the memory suffices.
+    ///
+    /// # Errors
+    /// The reason if the parts of the configuration contradict each other.
+    pub fn time(
+        &self,
+        problem: &Problem<'_>,
+        configuration: &Configuration,
+    ) -> Result<TimeBreakdown, Infeasible> {
+        check(problem, configuration)?;
+        let mut slowest = (0.0, 0.0, 0.0);
+        let mut tail = (0.0, 0.0);
+        for replicas in &configuration.replicas {
+            let stages = self.stage_times(problem, configuration, replicas);
+            let time = Self::replica_time(configuration, replicas, &stages);
+            if time.0 + time.1 + time.2 > slowest.0 + slowest.1 + slowest.2 {
+                slowest = time;
+            }
+            let after = self.tail(problem, configuration, replicas, &stages);
+            if after.0 + after.1 > tail.0 + tail.1 {
+                tail = after;
+            }
+        }
+        let (compute, model_parallel, bubble) = slowest;
+        let mut overhead = 0.0_f64;
+        let mut jitter = 0.0_f64;
+        for (group, _) in configuration.allocation.groups() {
+            let constants = self.constants(problem.cluster, group);
+            overhead = overhead.max(constants.overhead);
+            jitter = jitter.max(constants.jitter);
+        }
+        overhead += jitter
+            * (configuration.dims.gpus() as f64).log2()
+            * (compute + model_parallel + bubble);
+        Ok(TimeBreakdown {
+            compute,
+            model_parallel,
+            bubble,
+            data_parallel: tail.0,
+            update: tail.1,
+            overhead,
+        })
+    }
+
+    /// Memory of the devices, one entry per stage of each kind of replica.
+    ///
+    /// # Errors
+    /// As [`time`](Self::time).
+    pub fn memory(
+        &self,
+        problem: &Problem<'_>,
+        configuration: &Configuration,
+    ) -> Result<Vec<DeviceMemory>, Infeasible> {
+        check(problem, configuration)?;
+        Ok(device_memory(problem, configuration))
     }
 }
 
@@ -467,8 +627,7 @@ impl CostModel for AnalyticCost {
         problem: &Problem<'_>,
         configuration: &Configuration,
     ) -> Result<Estimate, Infeasible> {
-        check(problem, configuration)?;
-        let memory = device_memory(problem, configuration);
+        let memory = self.memory(problem, configuration)?;
         if let Some(device) = memory
             .iter()
             .filter(|device| device.bytes.total() > device.usable)
@@ -486,33 +645,8 @@ impl CostModel for AnalyticCost {
                 ),
             });
         }
-        let mut slowest = (0.0, 0.0, 0.0);
-        for replicas in &configuration.replicas {
-            let time = self.replica_time(problem, configuration, replicas);
-            if time.0 + time.1 + time.2 > slowest.0 + slowest.1 + slowest.2 {
-                slowest = time;
-            }
-        }
-        let (compute, model_parallel, bubble) = slowest;
-        let mut overhead = 0.0_f64;
-        let mut jitter = 0.0_f64;
-        for (group, _) in configuration.allocation.groups() {
-            let constants = self.constants(problem.cluster, group);
-            overhead = overhead.max(constants.overhead);
-            jitter = jitter.max(constants.jitter);
-        }
-        overhead += jitter
-            * (configuration.dims.gpus() as f64).log2()
-            * (compute + model_parallel + bubble);
         Ok(Estimate {
-            time: TimeBreakdown {
-                compute,
-                model_parallel,
-                bubble,
-                data_parallel: self.synchronisation(problem, configuration),
-                update: self.update(problem, configuration),
-                overhead,
-            },
+            time: self.time(problem, configuration)?,
             memory,
             price_per_hour: price_per_hour(problem.cluster, configuration),
         })
@@ -598,7 +732,14 @@ pub(crate) fn check(
                 });
             }
             next += stage.layers;
-            divides("layers of a stage", stage.layers, dims.vpp, "model chunks")?;
+            // Embedding and head can take the place of a block in a chunk each.
+            if stage.layers + 1 < dims.vpp {
+                return Err(Infeasible::Exceeds {
+                    what: "layers of a stage for model chunks".to_owned(),
+                    need: u64::from(dims.vpp),
+                    have: u64::from(stage.layers),
+                });
+            }
             check_tensor(problem, stage)?;
         }
         exact(
@@ -708,15 +849,4 @@ fn distinct_blocks(
     ]
     .into_iter()
     .filter(|&(_, times)| times > 0.0)
-}
-
-fn scaled(pass: PassTime, times: f64) -> PassTime {
-    let scale = |time: compute::KernelTime| compute::KernelTime {
-        elapsed: times * time.elapsed,
-        busy: times * time.busy,
-    };
-    PassTime {
-        forward: scale(pass.forward),
-        backward: scale(pass.backward),
-    }
 }

@@ -2,8 +2,8 @@
 //!
 //! A matrix product of m x k by k x n takes its operations at the efficiency that large products reach, plus the time for its
 //! operands at memory bandwidth: the sum, not the maximum, because tiles at the edge and the first loads do not overlap; it
-//! gives the fall of efficiency with small or thin shapes that measurements show. Element-wise work counts its traffic. No kernel
-//! is shorter than the launch interval.
+//! gives the fall of efficiency with small or thin shapes that measurements show. Element-wise work counts its traffic. Kernels are
+//! queued: a pass takes as long as its work, or as the host needs to launch its kernels, whichever is longer.
 
 use crate::cluster::GpuType;
 use crate::cost::constants::Constants;
@@ -40,19 +40,19 @@ impl Device {
     }
 }
 
-/// Seconds of kernels: as launched one after another, and the part during which the device is busy.
+/// Seconds of a sequence of kernels: what the device needs to run them, and what the host needs to launch them.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct KernelTime {
-    /// Seconds with every kernel at least as long as the launch interval.
-    pub elapsed: f64,
-    /// Seconds without that floor: what cannot be shared with another stream.
+    /// Seconds during which the device is busy.
     pub busy: f64,
+    /// Seconds of launching; hidden while the device is busy.
+    pub launches: f64,
 }
 
 impl KernelTime {
     fn kernels(&mut self, seconds: f64, count: f64, device: &Device) {
         self.busy += seconds;
-        self.elapsed += seconds.max(count * device.launch);
+        self.launches += count * device.launch;
     }
 
     /// Adds a product of m x k by k x n with `element` bytes per number, repeated `times` times in one kernel each.
@@ -84,14 +84,28 @@ impl KernelTime {
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         Self {
-            elapsed: self.elapsed + other.elapsed,
             busy: self.busy + other.busy,
+            launches: self.launches + other.launches,
         }
     }
 
-    /// Seconds of `streams` equal streams that share the device: bound by one stream's launches or by all streams' work.
+    /// This time `factor` times.
+    #[must_use]
+    pub fn times(self, factor: f64) -> Self {
+        Self {
+            busy: factor * self.busy,
+            launches: factor * self.launches,
+        }
+    }
+
+    /// Seconds of the sequence: the work or the launches, whichever takes longer.
+    pub fn elapsed(&self) -> f64 {
+        self.busy.max(self.launches)
+    }
+
+    /// Seconds of `streams` equal sequences that share the device: bound by one stream's launches or by all streams' work.
     pub fn shared(&self, streams: u32) -> f64 {
-        self.elapsed.max(f64::from(streams) * self.busy)
+        self.launches.max(f64::from(streams) * self.busy)
     }
 }
 
@@ -105,6 +119,15 @@ pub struct PassTime {
 }
 
 impl PassTime {
+    /// This time `factor` times.
+    #[must_use]
+    pub fn times(self, factor: f64) -> Self {
+        Self {
+            forward: self.forward.times(factor),
+            backward: self.backward.times(factor),
+        }
+    }
+
     /// The sum of two.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
@@ -360,14 +383,14 @@ mod tests {
         let mut time = KernelTime::default();
         time.gemm(1000.0, 2000.0, 3000.0, 2.0, 1.0, &DEVICE);
         // 2 * 6e9 / 100e12 + 2 * (2e6 + 6e6 + 3e6) / 1e12
-        assert!((time.elapsed - (12e9 / 100e12 + 22e6 / 1e12)).abs() < 1e-15);
+        assert!((time.elapsed() - (12e9 / 100e12 + 22e6 / 1e12)).abs() < 1e-15);
     }
 
     #[test]
-    fn tiny_kernels_take_the_launch_interval_and_share_the_device() {
+    fn tiny_kernels_take_as_long_as_their_launches_and_share_the_device() {
         let mut time = KernelTime::default();
         time.gemm(8.0, 8.0, 8.0, 2.0, 1.0, &DEVICE);
-        assert!((time.elapsed - 5e-6).abs() < 1e-18);
+        assert!((time.elapsed() - 5e-6).abs() < 1e-18);
         assert!(
             (time.shared(4) - 5e-6).abs() < 1e-18,
             "four streams hide in one launch interval"
@@ -395,11 +418,11 @@ mod tests {
         let time = block(&shape, 0, &shard(Recompute::None), &device);
         let linear = 24.0 * b * s * h * h;
         let attention = 2.0 * b * s * s * h;
-        assert!((time.forward.elapsed * 100e12 / (linear + attention) - 1.0).abs() < 1e-12);
+        assert!((time.forward.elapsed() * 100e12 / (linear + attention) - 1.0).abs() < 1e-12);
         let backward = 2.0 * linear + 2.5 * attention;
-        assert!((time.backward.elapsed * 100e12 / backward - 1.0).abs() < 1e-12);
+        assert!((time.backward.elapsed() * 100e12 / backward - 1.0).abs() < 1e-12);
         let full = block(&shape, 0, &shard(Recompute::Full), &device);
-        let again = full.backward.elapsed - time.backward.elapsed;
-        assert!((again / time.forward.elapsed - 1.0).abs() < 1e-12);
+        let again = full.backward.elapsed() - time.backward.elapsed();
+        assert!((again / time.forward.elapsed() - 1.0).abs() < 1e-12);
     }
 }

@@ -30,7 +30,7 @@ pub struct Constants {
     pub tensor_overlap: f64,
 }
 
-/// Least and greatest physical value of one constant, and what the prior trusts: its relative standard deviation.
+/// Least and greatest physical value of one constant, and how far it is expected from its default.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Bound {
     /// Name of the constant.
@@ -39,6 +39,8 @@ pub struct Bound {
     pub least: f64,
     /// Greatest value.
     pub most: f64,
+    /// Standard deviation of the prior around the default.
+    pub deviation: f64,
 }
 
 /// Number of constants.
@@ -46,20 +48,25 @@ pub const COUNT: usize = 10;
 
 /// The bounds, in the order of [`Constants::to_array`].
 pub const BOUNDS: [Bound; COUNT] = [
-    bound("gemm_efficiency", 0.1, 1.0),
-    bound("memory_efficiency", 0.2, 1.0),
-    bound("attention_efficiency", 0.1, 1.5),
-    bound("launch", 0.0, 1e-4),
-    bound("intra_efficiency", 0.1, 1.0),
-    bound("inter_efficiency", 0.05, 1.0),
-    bound("overlap", 0.0, 1.0),
-    bound("overhead", 0.0, 2.0),
-    bound("jitter", 0.0, 0.05),
-    bound("tensor_overlap", 0.0, 0.95),
+    bound("gemm_efficiency", 0.1, 1.0, 0.15),
+    bound("memory_efficiency", 0.2, 1.0, 0.2),
+    bound("attention_efficiency", 0.1, 1.5, 0.3),
+    bound("launch", 0.0, 1e-4, 5e-06),
+    bound("intra_efficiency", 0.1, 1.0, 0.25),
+    bound("inter_efficiency", 0.05, 1.0, 0.25),
+    bound("overlap", 0.0, 1.0, 0.4),
+    bound("overhead", 0.0, 2.0, 0.02),
+    bound("jitter", 0.0, 0.05, 0.01),
+    bound("tensor_overlap", 0.0, 0.95, 0.3),
 ];
 
-const fn bound(name: &'static str, least: f64, most: f64) -> Bound {
-    Bound { name, least, most }
+const fn bound(name: &'static str, least: f64, most: f64, deviation: f64) -> Bound {
+    Bound {
+        name,
+        least,
+        most,
+        deviation,
+    }
 }
 
 impl Constants {

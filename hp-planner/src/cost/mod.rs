@@ -6,6 +6,7 @@ pub mod compute;
 pub mod constants;
 pub mod memory;
 pub mod schedule;
+pub mod shapes;
 
 use std::fmt::Debug;
 

@@ -1,0 +1,221 @@
+//! A small command line around `hp-planner`: plan, predict, evaluate.
+//!
+//! ```text
+//! cargo run --release --example plan -- plan --cluster examples/data/cluster.toml --model examples/data/model.toml --training examples/data/training.toml
+//! ```
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, Parser, Subcommand};
+use hp_planner::{
+    Calibration, ClusterSpec, Evaluator, Infeasible, MeasuredRow, ModelSpec, Objective, Planner, Profile,
+    TrainingSpec, split,
+};
+
+#[derive(Parser)]
+#[command(about = "Plans hybrid-parallel training: time, memory and money of configurations")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Print the front over time and money, and the plan that the objective asks for
+    Plan(PlanArgs),
+    /// Predict time and memory of the rows of a table; CSV on standard output
+    Predict(PredictArgs),
+    /// Compare predictions with measurements that calibration has not seen
+    Evaluate(EvaluateArgs),
+}
+
+#[derive(Args)]
+struct PlanArgs {
+    #[arg(long)]
+    cluster: PathBuf,
+    #[arg(long)]
+    model: PathBuf,
+    #[arg(long)]
+    training: PathBuf,
+    /// fastest, cheapest, knee, budget=MONEY, deadline=SECONDS, weighted=TIME,COST or min-product
+    #[arg(long, default_value = "knee")]
+    objective: Objective,
+    /// Write the report as JSON
+    #[arg(long)]
+    json: Option<PathBuf>,
+}
+
+#[derive(Args)]
+struct PredictArgs {
+    /// Measured rows to fit the constants to; without it the catalogue's constants are used
+    #[arg(long)]
+    calibrate: Option<PathBuf>,
+    /// Rows to predict
+    rows: PathBuf,
+    /// Print the fitted constants on standard error
+    #[arg(long)]
+    verbose: bool,
+}
+
+#[derive(Args)]
+struct EvaluateArgs {
+    /// Rows to fit to
+    #[arg(long, requires = "test", conflicts_with = "split")]
+    train: Option<PathBuf>,
+    /// Rows to compare with
+    #[arg(long)]
+    test: Option<PathBuf>,
+    /// Fraction of the rows of FILE to fit to; the others are compared
+    #[arg(long, requires = "file")]
+    split: Option<f64>,
+    /// Number of random splits
+    #[arg(long, default_value_t = 1)]
+    seeds: u64,
+    /// Rows to split
+    file: Option<PathBuf>,
+    /// Print the fitted constants on standard error
+    #[arg(long)]
+    verbose: bool,
+}
+
+fn main() {
+    if let Err(error) = run(Cli::parse().command) {
+        eprintln!("error: {error:#}");
+        std::process::exit(1);
+    }
+}
+
+fn run(command: Command) -> Result<()> {
+    match command {
+        Command::Plan(args) => plan(&args),
+        Command::Predict(args) => predict(&args),
+        Command::Evaluate(args) => evaluate(&args),
+    }
+}
+
+fn plan(args: &PlanArgs) -> Result<()> {
+    let planner = Planner::new(
+        ClusterSpec::from_path(&args.cluster)?,
+        ModelSpec::from_path(&args.model)?,
+        TrainingSpec::from_path(&args.training)?,
+    );
+    let report = planner.plan()?;
+    println!("{report}");
+    let choice = report.select(args.objective)?;
+    let plan = &choice.point.payload;
+    println!("choice ({}): {}", args.objective, report.devices(plan));
+    if let Some(shortfall) = choice.shortfall {
+        println!("  misses the limit by {shortfall:.6}");
+    }
+    let time = &plan.estimate.time;
+    for (name, seconds) in [
+        ("compute", time.compute),
+        ("model-parallel collectives", time.model_parallel),
+        ("pipeline bubble", time.bubble),
+        ("data-parallel reduction", time.data_parallel),
+        ("optimizer update", time.update),
+        ("overhead", time.overhead),
+    ] {
+        println!("  {name:<27} {seconds:>12.6} s");
+    }
+    println!("  {:<27} {:>12.6} s", "iteration", plan.iteration_time());
+    println!("  {:<27} {:>12.6}", "money per iteration", plan.iteration_cost());
+    if let Some(path) = &args.json {
+        let json = serde_json::to_string_pretty(&report)?;
+        std::fs::write(path, json).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+fn calibration(path: Option<&PathBuf>) -> Result<Calibration> {
+    Ok(match path {
+        Some(path) => Calibration::fit(&Profile::from_path(path)?)?,
+        None => Calibration::catalogue(),
+    })
+}
+
+fn predict(args: &PredictArgs) -> Result<()> {
+    let calibration = calibration(args.calibrate.as_ref())?;
+    if args.verbose {
+        explain(&calibration);
+    }
+    let profile = Profile::from_path(&args.rows)?;
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "id,iter_s,iter_s_low,iter_s_high,mem_gib,status")?;
+    for row in &profile.rows {
+        let prediction = calibration.predict(row);
+        let number = |value: Option<f64>| value.map_or_else(String::new, |value| format!("{value:.6}"));
+        let status = match &prediction.reason {
+            None => "ok".to_owned(),
+            Some(Infeasible::Unsupported(what)) => format!("unsupported: {what}"),
+            Some(reason) => format!("infeasible: {reason}"),
+        };
+        writeln!(
+            out,
+            "{},{},{},{},{},{}",
+            quoted(row.id()),
+            number(prediction.iteration_time),
+            number(prediction.interval.map(|(low, _)| low)),
+            number(prediction.interval.map(|(_, high)| high)),
+            number(prediction.memory_gib),
+            quoted(&status)
+        )?;
+    }
+    Ok(())
+}
+
+/// A CSV cell, in quotes where it needs them.
+fn quoted(cell: &str) -> String {
+    if cell.contains([',', '"', '\n']) {
+        format!("\"{}\"", cell.replace('"', "\"\""))
+    } else {
+        cell.to_owned()
+    }
+}
+
+fn evaluate(args: &EvaluateArgs) -> Result<()> {
+    let mut evaluator = Evaluator::new();
+    match (&args.train, &args.test, args.split, &args.file) {
+        (Some(train), Some(test), None, None) => {
+            let calibration = calibration(Some(train))?;
+            if args.verbose {
+                explain(&calibration);
+            }
+            let test = Profile::from_path(test)?;
+            evaluator.add(&calibration, &test.rows.iter().collect::<Vec<_>>());
+        }
+        (None, None, Some(fraction), Some(file)) => {
+            let profile = Profile::from_path(file)?;
+            for seed in 0..args.seeds {
+                let inside = split(profile.rows.len(), fraction, seed);
+                let part = |wanted: bool| -> Vec<&MeasuredRow> {
+                    let rows = profile.rows.iter().zip(&inside);
+                    rows.filter(|(_, is)| **is == wanted).map(|(row, _)| row).collect()
+                };
+                let calibration = Calibration::fit_rows(&part(true))?;
+                if args.verbose && seed == 0 {
+                    explain(&calibration);
+                }
+                evaluator.add(&calibration, &part(false));
+            }
+        }
+        _ => bail!("give either --train FILE --test FILE or --split FRACTION FILE"),
+    }
+    print!("{}", evaluator.finish());
+    Ok(())
+}
+
+fn explain(calibration: &Calibration) {
+    for (key, fit) in calibration.fits() {
+        eprintln!(
+            "{} on {}: {} rows, {:?}, factor {:.4}, interval {:+.3}..{:+.3}",
+            key.framework, key.gpu, fit.rows, fit.kind, fit.factor, fit.interval.0, fit.interval.1
+        );
+        eprintln!("  {:?}", fit.constants);
+    }
+    for (framework, constants) in calibration.memory() {
+        eprintln!("{framework}: {constants:?}");
+    }
+}
