@@ -1,6 +1,7 @@
 //! The search for the least time at which the batch can be served exactly.
 
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BinaryHeap, HashMap};
+use std::ops::RangeInclusive;
 
 use super::RankCost;
 
@@ -38,9 +39,18 @@ impl Kind {
         steps
     }
 
-    fn workers(&self) -> std::ops::RangeInclusive<usize> {
+    fn workers(&self) -> RangeInclusive<usize> {
         1..=self.rounds.len()
     }
+}
+
+/// What all ranks together can do within some time.
+#[derive(Debug)]
+struct Sweep {
+    /// Most micro-batches.
+    capacity: usize,
+    /// Number of critical times up to this one, equal ones of one kind counted once.
+    criticals: usize,
 }
 
 /// What one kind of rank can serve within some time.
@@ -83,7 +93,7 @@ pub(super) struct Problem {
 
 impl Problem {
     pub(super) fn new(batch: usize, costs: &[RankCost]) -> Self {
-        let mut known = BTreeMap::new();
+        let mut known = HashMap::new();
         let mut kinds: Vec<Kind> = Vec::new();
         let kind_of = costs
             .iter()
@@ -125,12 +135,11 @@ impl Problem {
             .iter()
             .map(|kind| kind.seconds(1, 1))
             .fold(0.0, f64::max);
-        let bound = if self.capacity(first) >= self.batch {
+        let bound = if self.sweep(first).capacity >= self.batch {
             first
         } else {
-            self.least(first, self.ample(first), |time| {
-                self.capacity(time) >= self.batch
-            })
+            let (least, ample) = self.divisible(first, Kind::workers);
+            self.least(least, ample, |_, sweep| sweep.capacity >= self.batch)
         };
         let mut time = bound;
         for _ in 0..NEXT {
@@ -140,65 +149,54 @@ impl Problem {
             time = self.after(time);
         }
         // With one worker per rank every number up to the most can be served, so there is always an answer.
-        let single = self.least(bound, self.ample_single(time), |time| {
-            self.serve(time).is_some()
-        });
+        let (_, ample) = self.divisible(time, |_| 1..=1);
+        let single = self.least(bound, ample, |time, _| self.serve(time).is_some());
         self.serve(single)
             .expect("single workers serve every number up to their capacity")
     }
 
-    /// Most micro-batches that all ranks serve within `time`.
-    fn capacity(&self, time: f64) -> usize {
-        let most = |kind: &Kind| {
-            kind.workers()
-                .map(|v| v * kind.steps(v, time, self.batch))
-                .max()
-                .unwrap_or(0)
+    /// What can be done within `time`.
+    fn sweep(&self, time: f64) -> Sweep {
+        let mut sweep = Sweep {
+            capacity: 0,
+            criticals: 0,
         };
-        self.kinds
-            .iter()
-            .map(|kind| kind.ranks * most(kind))
-            .fold(0, usize::saturating_add)
+        for kind in &self.kinds {
+            let mut most = 0;
+            for v in kind.workers() {
+                let steps = kind.steps(v, time, self.batch);
+                most = most.max(v * steps);
+                sweep.criticals += steps;
+            }
+            sweep.capacity = sweep.capacity.saturating_add(kind.ranks * most);
+        }
+        sweep
     }
 
-    /// Number of critical times up to `time`, equal ones of one kind counted once.
-    fn criticals(&self, time: f64) -> usize {
-        let of = |kind: &Kind| {
-            kind.workers()
-                .map(|v| kind.steps(v, time, self.batch))
-                .sum::<usize>()
-        };
-        self.kinds.iter().map(of).sum()
-    }
-
-    /// A time from `first` on within which the capacity suffices: that of divisible work, and a round more for what does not divide.
-    fn ample(&self, first: f64) -> f64 {
-        self.fluid(first, |kind| {
-            let rate = |v: &usize| *v as f64 / kind.rounds[v - 1];
-            let best = kind
-                .workers()
-                .max_by(|a, b| rate(a).total_cmp(&rate(b)))
-                .unwrap_or(1);
-            (best, kind.rounds[best - 1])
-        })
-    }
-
-    /// The same with one worker per rank.
-    fn ample_single(&self, first: f64) -> f64 {
-        self.fluid(first, |kind| (1, kind.rounds[0]))
-    }
-
-    fn fluid(&self, first: f64, best: impl Fn(&Kind) -> (usize, f64)) -> f64 {
+    /// A time from `first` on below which the capacity cannot suffice, and one at which it does, with the given numbers of workers: that of
+    /// divisible work, less and more than the rounding of these sums, and a round later for what does not divide.
+    fn divisible(
+        &self,
+        first: f64,
+        workers: impl Fn(&Kind) -> RangeInclusive<usize>,
+    ) -> (f64, f64) {
         let (mut work, mut rate, mut longest) = (self.batch as f64, 0.0, 0.0_f64);
         for kind in &self.kinds {
-            let (workers, round) = best(kind);
-            let speed = kind.ranks as f64 * workers as f64 / round;
+            let speed = |v: usize| v as f64 / kind.rounds[v - 1];
+            let best = workers(kind)
+                .max_by(|a, b| speed(*a).total_cmp(&speed(*b)))
+                .unwrap_or(1);
+            let speed = kind.ranks as f64 * speed(best);
             work += kind.overhead * speed;
             rate += speed;
-            longest = longest.max(round);
+            longest = longest.max(kind.rounds[best - 1]);
         }
-        // The last factor is far above the rounding of these sums.
-        (first.max(work / rate) + longest) * (1.0 + 1e-9)
+        let time = work / rate;
+        // From `first` on every rank's time is above its overhead, as these sums suppose.
+        (
+            first.max(time * (1.0 - 1e-9)),
+            (first.max(time) + longest) * (1.0 + 1e-9),
+        )
     }
 
     /// The first critical time after `time`.
@@ -210,17 +208,20 @@ impl Problem {
         self.kinds.iter().map(next).fold(f64::INFINITY, f64::min)
     }
 
-    /// The least critical time above `low` and up to `high` at which `holds`; it does at `high` and not at `low`, and once it does it does for all later times.
-    fn least(&self, mut low: f64, mut high: f64, holds: impl Fn(f64) -> bool) -> f64 {
-        while self.criticals(high) - self.criticals(low) > FEW {
+    /// The least critical time above `low` and up to `high` at which `holds`; it does at `high`, and once it does it does for all
+    /// later times.
+    fn least(&self, mut low: f64, mut high: f64, holds: impl Fn(f64, &Sweep) -> bool) -> f64 {
+        let (mut below, mut above) = (self.sweep(low).criticals, self.sweep(high).criticals);
+        while above - below > FEW {
             let middle = f64::midpoint(low, high);
             if middle <= low || middle >= high {
                 break;
             }
-            if holds(middle) {
-                high = middle;
+            let sweep = self.sweep(middle);
+            if holds(middle, &sweep) {
+                (high, above) = (middle, sweep.criticals);
             } else {
-                low = middle;
+                (low, below) = (middle, sweep.criticals);
             }
         }
         let mut times: Vec<f64> = Vec::new();
@@ -232,7 +233,7 @@ impl Problem {
         }
         times.sort_by(f64::total_cmp);
         times.dedup();
-        let index = times.partition_point(|time| !holds(*time));
+        let index = times.partition_point(|time| !holds(*time, &self.sweep(*time)));
         times.get(index).copied().unwrap_or(high)
     }
 

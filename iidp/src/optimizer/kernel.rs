@@ -42,11 +42,20 @@ impl OptimizerConfig {
             update_moments(g, m, v, config.beta_1, config.beta_2, rates.scale);
             let lamb = Lamb::new(config, rates);
             let mut norms = [[0.0_f64; LANES]; 2];
-            for_lanes(p.len(), |lane, i| {
-                let u = lamb.update(p[i], m[i], v[i]);
-                norms[0][lane] += f64::from(p[i]) * f64::from(p[i]);
+            let [(p, p_rest), (m, m_rest), (v, v_rest)] =
+                [&**p, &**m, &**v].map(<[f32]>::as_chunks::<LANES>);
+            for ((p, m), v) in p.iter().zip(m).zip(v) {
+                for lane in 0..LANES {
+                    let u = lamb.update(p[lane], m[lane], v[lane]);
+                    norms[0][lane] += f64::from(p[lane]) * f64::from(p[lane]);
+                    norms[1][lane] += f64::from(u) * f64::from(u);
+                }
+            }
+            for (lane, ((p, m), v)) in p_rest.iter().zip(m_rest).zip(v_rest).enumerate() {
+                let u = lamb.update(*p, *m, *v);
+                norms[0][lane] += f64::from(*p) * f64::from(*p);
                 norms[1][lane] += f64::from(u) * f64::from(u);
-            });
+            }
             norms.map(|lanes| lanes.iter().sum())
         } else {
             [
@@ -202,20 +211,6 @@ impl Lamb {
 
 /// Independent partial sums, so that additions in f64 vectorise; a fixed number keeps the result the same on every machine.
 const LANES: usize = 8;
-
-/// Calls `body(lane, i)` for every i below `len`, lane by lane.
-#[inline]
-fn for_lanes(len: usize, mut body: impl FnMut(usize, usize)) {
-    let whole = len - len % LANES;
-    for base in (0..whole).step_by(LANES) {
-        for lane in 0..LANES {
-            body(lane, base + lane);
-        }
-    }
-    for i in whole..len {
-        body(i - whole, i);
-    }
-}
 
 /// The sum of squares, in double precision: the square of a gradient's norm, for clipping. Computes in O(n).
 ///
