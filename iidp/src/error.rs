@@ -322,7 +322,7 @@ pub enum Error {
 }
 
 /// How a rank ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub enum Loss {
     /// Its thread panicked.

@@ -2,7 +2,7 @@
 //!
 //! See [`Executor`] for what a step does, [`Workload`] for what you write, and [`models`] for models to start from.
 
-#![forbid(unsafe_code)]
+#![cfg_attr(not(feature = "mpi"), forbid(unsafe_code))]
 
 mod assign;
 mod bucket;
@@ -18,6 +18,8 @@ mod worker;
 
 pub use assign::{Assignment, RankCost, assign_workers};
 pub use bucket::{GradientBucket, ParameterLayout, ParameterSlot};
+#[cfg(feature = "mpi")]
+pub use communicator::MpiCommunicator;
 pub use communicator::{Communicator, LocalCommunicator};
 pub use error::{Error, Loss};
 pub use executor::{

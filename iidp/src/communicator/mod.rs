@@ -15,11 +15,17 @@
 use std::fmt;
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 use crate::error::Error;
 
 mod local;
+#[cfg(feature = "mpi")]
+mod mpi;
 
 pub use local::LocalCommunicator;
+#[cfg(feature = "mpi")]
+pub use mpi::MpiCommunicator;
 
 /// One rank's end of a group of ranks that communicate.
 ///
@@ -138,7 +144,7 @@ pub fn shard_range(len: usize, size: usize, rank: usize) -> Range<usize> {
 }
 
 /// A collective operation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Collective {
     /// [`Communicator::all_reduce_sum`].
@@ -178,7 +184,7 @@ impl fmt::Display for Collective {
 }
 
 /// A collective as one rank called it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CollectiveCall {
     /// The operation.
     pub collective: Collective,

@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# The MPI communicator under mpirun: every collective on 1 to 4 processes, and every way to fail on 3 and 4.
+# Needs Open MPI and clang (Debian: libopenmpi-dev openmpi-bin clang libclang-dev).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+cargo build --quiet --features mpi --example mpi_check
+check="$(cargo metadata --no-deps --format-version 1 | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')/debug/examples/mpi_check"
+run=(mpirun --allow-run-as-root --oversubscribe)
+
+# expect COUNT ARGUMENTS..: exactly COUNT ranks report OK, none reports a failure.
+expect() {
+    local count=$1 output
+    shift
+    output=$(timeout 120 "${run[@]}" "$@" 2>&1) || true
+    if [ "$(grep -c '^OK' <<<"$output")" -ne "$count" ] || grep -q '^FAILED' <<<"$output"; then
+        printf 'failed: %s\n%s\n' "$*" "$output"
+        exit 1
+    fi
+    printf 'ok: %s\n' "$*"
+}
+
+for n in 1 2 3 4; do
+    expect "$n" -n "$n" "$check" collectives
+done
+for n in 3 4; do
+    for mode in abort operation length; do
+        expect "$n" -n "$n" "$check" "$mode"
+    done
+    # The last rank is late, leaves early, unwinds or dies: the others report it. Recovery keeps mpirun from ending them first.
+    for mode in timeout leave; do
+        expect "$n" --enable-recovery -n "$n" "$check" "$mode"
+    done
+    for mode in panic kill; do
+        expect "$((n - 1))" --enable-recovery -n "$n" "$check" "$mode"
+    done
+done
+# Without recovery mpirun ends the whole job: no rank hangs.
+timeout 60 "${run[@]}" -n 3 "$check" kill >/dev/null 2>&1 && exit 1
+[ "$?" -ne 124 ] || { echo 'failed: a killed process left the job hanging'; exit 1; }
+echo 'ok: a killed process ends the job'
