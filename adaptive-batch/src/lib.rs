@@ -9,6 +9,7 @@ pub mod controller;
 mod element;
 mod error;
 pub mod estimate;
+pub mod forecast;
 pub mod fused;
 mod gather;
 mod half_split;
@@ -19,11 +20,13 @@ mod stats;
 
 pub use controller::{
     BatchLimits, BatchSizeController, BatchSizeDecision, DecisionReason, FixedController,
-    NoiseScaleController, SimiGradController, TrainingState,
+    GoodputController, NoiseScaleController, NormTestController, ScheduleController,
+    SimiGradController, ThroughputModel, TrainingState,
 };
 pub use element::{AccumulatorElement, Element};
 pub use error::{Error, GradientOf, Result};
 pub use estimate::{EmaEstimator, EstimateSource, GradientEstimate};
+pub use forecast::{BatchForecast, DampedHolt, Ensemble, Forecaster, GaussianProcess, Persistence};
 pub use fused::{
     Measured, accumulate, accumulate_and_measure, accumulate_and_measure_dot,
     accumulate_scaled_and_measure, dot, squared_norm,

@@ -4,21 +4,30 @@
 //! |---|---|---|
 //! | [`SimiGradController`] | grows or shrinks by a rate until the half-batch cosine meets a target | to reproduce SimiGrad |
 //! | [`NoiseScaleController`] | a multiple of the noise scale | by default |
+//! | [`NormTestController`] | grows whenever the gradient's relative variance exceeds theta^2 | for convergence guarantees |
+//! | [`GoodputController`] | maximises throughput times the worth of a sample | for time on given devices |
+//! | [`ScheduleController`] | planned by steps or tokens | to follow a known recipe |
 //! | [`FixedController`] | one size | as the base line |
 //!
 //! All of them keep to [`BatchLimits`]: bounds, a granularity, a hysteresis, a cool-down and a largest change. They hold no
 //! clock and no random numbers: equal estimates give equal decisions on every rank, and a controller that is saved and
-//! restored with serde continues as if nothing had happened.
+//! restored with serde continues as if nothing had happened (through JSON with `serde_json`'s feature `float_roundtrip`).
 
 mod fixed;
+mod goodput;
 mod limits;
 mod noise_scale;
+mod norm_test;
+mod schedule;
 mod simigrad;
 
 pub use fixed::FixedController;
+pub use goodput::{GoodputController, ThroughputModel};
 pub use limits::BatchLimits;
 pub(crate) use limits::Limiter;
 pub use noise_scale::NoiseScaleController;
+pub use norm_test::NormTestController;
+pub use schedule::ScheduleController;
 pub use simigrad::SimiGradController;
 
 use serde::{Deserialize, Serialize};

@@ -1,0 +1,139 @@
+//! Several forecasters as one.
+
+use super::{BatchForecast, DampedHolt, Forecaster, GaussianProcess, History, Persistence};
+use crate::error::{Result, require};
+
+/// Averages its members' forecasts in the log domain, weighted by the inverse of their recent absolute errors to the eighth power:
+/// near-equals are averaged, which cancels some of their errors, and one that is a third worse has a tenth of the say. The first member is
+/// the base line that the others have to beat while there are few observations.
+///
+/// # Examples
+/// ```
+/// use adaptive_batch::{Ensemble, Forecaster};
+/// let mut forecaster = Ensemble::standard();
+/// for epoch in 1..10u64 {
+///     forecaster.observe(epoch, 100)?;
+/// }
+/// assert!((forecaster.forecast(&[10, 20])?[1].batch - 100.0).abs() < 1.0);
+/// # Ok::<(), adaptive_batch::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Ensemble {
+    history: History,
+    members: Vec<Member>,
+}
+
+#[derive(Debug)]
+struct Member {
+    forecaster: Box<dyn Forecaster>,
+    /// Discounted mean absolute error, in log units.
+    error: f64,
+}
+
+/// Power of the inverse errors.
+const POWER: i32 = 8;
+/// Members after the first have to earn trust: after n observations their errors count 1 + 8 / n times.
+const DOUBT: f64 = 1.5;
+/// Share of the newest error in the average: a memory of about ten observations.
+const NEWEST: f64 = 0.1;
+
+impl Ensemble {
+    /// [`Persistence`], [`DampedHolt`] and [`GaussianProcess`].
+    pub fn standard() -> Self {
+        let members: [Box<dyn Forecaster>; 3] = [
+            Box::new(Persistence::new()),
+            Box::new(DampedHolt::new()),
+            Box::new(GaussianProcess::new()),
+        ];
+        Self::from_members(members)
+    }
+
+    /// An ensemble of these forecasters, which must have seen the same observations as each other, or none.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`](crate::Error::Parameter) for no member.
+    pub fn new(members: impl IntoIterator<Item = Box<dyn Forecaster>>) -> Result<Self> {
+        let ensemble = Self::from_members(members);
+        require(
+            !ensemble.members.is_empty(),
+            "members of an ensemble",
+            "at least one",
+            0,
+        )?;
+        Ok(ensemble)
+    }
+
+    fn from_members(members: impl IntoIterator<Item = Box<dyn Forecaster>>) -> Self {
+        let members = members
+            .into_iter()
+            .map(|forecaster| Member {
+                forecaster,
+                error: 0.0,
+            })
+            .collect();
+        Self {
+            history: History::default(),
+            members,
+        }
+    }
+
+    /// The members' weights, in their order; they add up to 1.
+    pub fn weights(&self) -> Vec<f64> {
+        let doubt = 1.0 + (DOUBT / self.history.observations.max(1) as f64).powi(2);
+        let raw: Vec<f64> = self
+            .members
+            .iter()
+            .enumerate()
+            .map(|(i, m)| ((m.error + 1e-4) * if i == 0 { 1.0 } else { doubt }).powi(-POWER))
+            .collect();
+        let total: f64 = raw.iter().sum();
+        raw.iter().map(|w| w / total).collect()
+    }
+
+    fn predict(&self, step: u64) -> Result<(f64, f64)> {
+        let mut mean = 0.0;
+        for (member, weight) in self.members.iter().zip(self.weights()) {
+            for forecast in member.forecaster.forecast(&[step])? {
+                mean += weight * forecast.batch.ln();
+            }
+        }
+        Ok((mean, self.history.deviation(self.history.horizon(step))))
+    }
+}
+
+impl Forecaster for Ensemble {
+    fn observe(&mut self, step: u64, batch: u64) -> Result<()> {
+        let log_batch = self.history.check(step, batch)?;
+        let forecast = if self.history.last.is_some() {
+            Some(self.predict(step)?)
+        } else {
+            None
+        };
+        let weight = (1.0 / self.history.observations.max(1) as f64).max(NEWEST);
+        for member in &mut self.members {
+            if forecast.is_some() {
+                for forecast in member.forecaster.forecast(&[step])? {
+                    let error = (log_batch - forecast.batch.ln()).abs();
+                    member.error += weight * (error - member.error);
+                }
+            }
+            member.forecaster.observe(step, batch)?;
+        }
+        self.history.learn(step, log_batch, forecast);
+        Ok(())
+    }
+
+    fn forecast(&self, steps: &[u64]) -> Result<Vec<BatchForecast>> {
+        let mut predictions = Vec::with_capacity(steps.len());
+        if let Some((last, _)) = self.history.last
+            && steps.iter().all(|step| *step > last)
+        {
+            for &step in steps {
+                predictions.push(self.predict(step)?);
+            }
+        }
+        let mut predictions = predictions.into_iter();
+        self.history
+            .forecast(steps, |_| predictions.next().unwrap_or_default())
+    }
+}
