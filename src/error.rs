@@ -53,7 +53,7 @@ impl Error {
 
     pub(crate) fn setting(
         field: &'static str,
-        value: impl ToString,
+        value: impl std::fmt::Display,
         expected: impl Into<String>,
     ) -> Self {
         Self::Setting {

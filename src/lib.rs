@@ -41,3 +41,7 @@ pub use adaptive_batch;
 pub use dytis;
 pub use hp_planner;
 pub use iidp;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct ReadmeDoctests;

@@ -129,8 +129,11 @@ fn summary(runs: &[TrainingReport]) -> String {
 /// At most this many points per line: more cannot be seen and only make the file large.
 const POINTS: usize = 400;
 
-/// Averages runs of neighbouring points so that at most [`POINTS`] remain; the last point is kept as it is.
-fn thin(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
+/// Points of a line: (x, y).
+type Points = Vec<(f64, f64)>;
+
+/// Averages runs of neighbouring points so that at most [`POINTS`] remain.
+fn thin(points: &[(f64, f64)]) -> Points {
     let per = points.len().div_ceil(POINTS).max(1);
     let mean = |c: &[(f64, f64)]| {
         let n = c.len() as f64;
@@ -142,24 +145,24 @@ fn thin(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
     points.chunks(per).map(mean).collect()
 }
 
-/// Every POINTS-th value itself: averages would invent batch sizes that never ran.
-fn sample(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
+/// Keeps at most [`POINTS`] of the values themselves: averages would invent batch sizes that never ran.
+fn sample(points: &[(f64, f64)]) -> Points {
     let per = points.len().div_ceil(POINTS).max(1);
-    points.into_iter().step_by(per).collect()
+    points.iter().copied().step_by(per).collect()
 }
 
 fn charts(runs: &[TrainingReport]) -> Vec<Chart> {
     let over_steps = |title: &str,
                       y: &str,
                       value: fn(&crate::record::StepRecord) -> Option<f64>,
-                      reduce: fn(Vec<(f64, f64)>) -> Vec<(f64, f64)>| {
+                      reduce: fn(&[(f64, f64)]) -> Points| {
         let lines = runs.iter().map(|r| {
-            let points = r
+            let points: Points = r
                 .steps
                 .iter()
                 .filter_map(|s| value(s).map(|v| (s.step as f64, v)))
                 .collect();
-            Series::line(&r.name, reduce(points))
+            Series::line(&r.name, reduce(&points))
         });
         Chart::new(title, "step", y).with_series(lines)
     };
