@@ -10,8 +10,8 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
 use hp_planner::{
-    Calibration, ClusterSpec, Evaluator, Infeasible, MeasuredRow, ModelSpec, Objective, Planner, Profile,
-    TrainingSpec, split,
+    Calibration, ClusterSpec, Evaluator, Infeasible, MeasuredRow, ModelSpec, Objective, Planner,
+    Profile, TrainingSpec, split,
 };
 
 #[derive(Parser)]
@@ -121,7 +121,11 @@ fn plan(args: &PlanArgs) -> Result<()> {
         println!("  {name:<27} {seconds:>12.6} s");
     }
     println!("  {:<27} {:>12.6} s", "iteration", plan.iteration_time());
-    println!("  {:<27} {:>12.6}", "money per iteration", plan.iteration_cost());
+    println!(
+        "  {:<27} {:>12.6}",
+        "money per iteration",
+        plan.iteration_cost()
+    );
     if let Some(path) = &args.json {
         let json = serde_json::to_string_pretty(&report)?;
         std::fs::write(path, json).with_context(|| format!("cannot write {}", path.display()))?;
@@ -146,7 +150,8 @@ fn predict(args: &PredictArgs) -> Result<()> {
     writeln!(out, "id,iter_s,iter_s_low,iter_s_high,mem_gib,status")?;
     for row in &profile.rows {
         let prediction = calibration.predict(row);
-        let number = |value: Option<f64>| value.map_or_else(String::new, |value| format!("{value:.6}"));
+        let number =
+            |value: Option<f64>| value.map_or_else(String::new, |value| format!("{value:.6}"));
         let status = match &prediction.reason {
             None => "ok".to_owned(),
             Some(Infeasible::Unsupported(what)) => format!("unsupported: {what}"),
@@ -192,7 +197,9 @@ fn evaluate(args: &EvaluateArgs) -> Result<()> {
                 let inside = split(profile.rows.len(), fraction, seed);
                 let part = |wanted: bool| -> Vec<&MeasuredRow> {
                     let rows = profile.rows.iter().zip(&inside);
-                    rows.filter(|(_, is)| **is == wanted).map(|(row, _)| row).collect()
+                    rows.filter(|(_, is)| **is == wanted)
+                        .map(|(row, _)| row)
+                        .collect()
                 };
                 let calibration = Calibration::fit_rows(&part(true))?;
                 if args.verbose && seed == 0 {

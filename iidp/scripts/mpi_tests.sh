@@ -2,8 +2,9 @@
 # The MPI communicator under mpirun: every collective on 1 to 4 processes, and every way to fail on 3 and 4.
 # Needs Open MPI and clang (Debian: libopenmpi-dev openmpi-bin clang libclang-dev).
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 
+# Over the whole workspace, so that the build of Burn that the other tests use serves here too.
 cargo build --quiet --features mpi --example mpi_check
 check="$(cargo metadata --no-deps --format-version 1 | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')/debug/examples/mpi_check"
 run=(mpirun --allow-run-as-root --oversubscribe)
