@@ -39,6 +39,22 @@
 //!
 //! Closures run while their segment is locked: they must not use the same map, or they may
 //! deadlock. The same goes for `V`'s `Clone`.
+//!
+//! # Decisions
+//!
+//! - **A lock per segment, not optimistic reads.** To copy a `V` while another thread writes it is
+//!   undefined behaviour for a general `V: Clone`, whatever is checked afterwards. Copy-on-write
+//!   leaves would make reads free of locks, but each update would copy a leaf and call `V::clone`
+//!   for entries that nobody asked about. A shared lock costs two atomic operations on a line that
+//!   the reader touches anyway.
+//! - **A segment is a whole `DytisMap`**, so that the core's remapping, splits and merges serve
+//!   here unchanged. Locks inside the core's own directory were rejected: one change of structure
+//!   there touches slots that readers of other segments use.
+//! - **The directory is replaced, not changed.** Readers search it without lock or retry. A split
+//!   copies 16 bytes per segment; the bound on a segment's entries grows with the number of
+//!   segments above 1024, so that an insert pays O(1) amortised for it.
+//! - **Epochs, not reference counts**: with `Arc` segments each change of the directory would
+//!   touch one counter per segment.
 
 mod directory;
 mod iter;

@@ -15,6 +15,9 @@ use crate::Key;
 /// | bins | 256 | 1 ..= 2^20 |
 /// | smoothing, keys per bin | 0.5 | above 0, at most 10^6 |
 ///
+/// The defaults are such that uniform keys need one model in every slice: an error bound of 8 takes
+/// the randomness of the 64 keys of a slice for skew.
+///
 /// # Examples
 ///
 /// ```

@@ -1,4 +1,7 @@
-#![allow(clippy::float_cmp, reason = "the measures are exact where these tests compare them")]
+#![allow(
+    clippy::float_cmp,
+    reason = "the measures are exact where these tests compare them"
+)]
 
 use alloc::vec::Vec;
 
