@@ -36,7 +36,7 @@ const FEW_SEGMENTS: usize = 1024;
 /// ```
 /// use dytis::ConcurrentDytisMap;
 ///
-/// let hits = ConcurrentDytisMap::new();
+/// let hits: ConcurrentDytisMap<u32, u32> = ConcurrentDytisMap::new();
 /// std::thread::scope(|scope| {
 ///     for _ in 0..2 {
 ///         scope.spawn(|| {
@@ -277,7 +277,7 @@ impl<K: Key, V> ConcurrentDytisMap<K, V> {
     /// # Examples
     ///
     /// ```
-    /// let map = dytis::ConcurrentDytisMap::from_iter([(7_u64, 1)]);
+    /// let map = dytis::ConcurrentDytisMap::from_iter([(7_u64, 1_u32)]);
     /// assert_eq!(map.update(&7, |value| value + 1), Some(1));
     /// assert_eq!(map.get(&7), Some(2));
     /// assert_eq!(map.update(&8, |value| value + 1), None);
@@ -299,8 +299,8 @@ impl<K: Key, V> ConcurrentDytisMap<K, V> {
     /// # Examples
     ///
     /// ```
-    /// let map = dytis::ConcurrentDytisMap::new();
-    /// map.compute(7_u64, |value| Some(value.map_or(1, |value| value + 1)));
+    /// let map: dytis::ConcurrentDytisMap<u64, u32> = dytis::ConcurrentDytisMap::new();
+    /// map.compute(7, |value| Some(value.map_or(1, |value| value + 1)));
     /// map.compute(7, |value| Some(value.map_or(1, |value| value + 1)));
     /// assert_eq!(map.get(&7), Some(2));
     /// assert_eq!(map.compute(7, |_| None), Some(2));
