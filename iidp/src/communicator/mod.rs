@@ -19,10 +19,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 
+mod hierarchical;
 mod local;
 #[cfg(feature = "mpi")]
 mod mpi;
 
+pub use hierarchical::HierarchicalCommunicator;
 pub use local::LocalCommunicator;
 #[cfg(feature = "mpi")]
 pub use mpi::MpiCommunicator;
