@@ -4,6 +4,10 @@
 extern crate alloc;
 
 mod builder;
+#[cfg(feature = "concurrent")]
+pub mod concurrent;
+#[cfg(feature = "std")]
+pub mod dynamics;
 mod error;
 mod key;
 pub mod map;
@@ -12,8 +16,12 @@ pub mod map;
     reason = "the structure itself; each block has its SAFETY argument"
 )]
 mod raw;
+#[cfg(feature = "concurrent")]
+mod sync;
 
 pub use builder::DytisBuilder;
+#[cfg(feature = "concurrent")]
+pub use concurrent::ConcurrentDytisMap;
 pub use error::Error;
 pub use key::{Key, TotalF64};
 pub use map::DytisMap;
