@@ -4,6 +4,15 @@
     reason = "names of methods, authors and formulas in running text"
 )]
 //! How noisy is the gradient, and how large should the batch be?
+//!
+//! 1. Each rank accumulates its micro-batch gradients through a [`GradientMeter`], which measures them in the same pass.
+//! 2. The ranks add up a few scalars ([`Gather`]) and share one [`MicroBatchStats`].
+//! 3. An [`EmaEstimator`] turns them into a [`GradientEstimate`]: noise scale, similarity, confidence. The [`estimate`] module has the formulas.
+//! 4. A [`BatchSizeController`] decides on the batch size ([`controller`] lists them), a [`LearningRate`] follows, and a
+//!    [`Forecaster`] says where it is going ([`forecast`]).
+//!
+//! Equal inputs give equal decisions on every rank: there is no clock and no randomness in here, and sums do not depend on the
+//! number of threads.
 
 pub mod controller;
 mod element;
