@@ -3,7 +3,7 @@
 use crate::raw::RawMap;
 use crate::raw::params::{MAX_BUCKET_CAPACITY, Params};
 use crate::raw::segment::MAX_BUCKETS;
-use crate::{DytisMap, Error, Key};
+use crate::{DytisMap, DytisSet, Error, Key};
 
 /// Builds maps and sets with parameters of one's own; the defaults measured best.
 ///
@@ -106,6 +106,14 @@ impl DytisBuilder {
     /// [`Error::Parameter`] if a parameter is out of its range.
     pub fn build<K: Key, V>(&self) -> Result<DytisMap<K, V>, Error> {
         Ok(DytisMap::from_raw(RawMap::new(self.params()?)))
+    }
+
+    /// An empty set with these parameters.
+    ///
+    /// # Errors
+    /// [`Error::Parameter`] if a parameter is out of its range.
+    pub fn build_set<K: Key>(&self) -> Result<DytisSet<K>, Error> {
+        Ok(DytisSet::from_map(self.build()?))
     }
 }
 

@@ -68,6 +68,11 @@ impl<K, V> DytisMap<K, V> {
         }
     }
 
+    #[cfg(feature = "rayon")]
+    pub(crate) const fn raw(&self) -> &RawMap<V> {
+        &self.raw
+    }
+
     /// Number of pairs. Computes in O(1).
     ///
     /// # Examples

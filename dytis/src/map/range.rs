@@ -49,6 +49,14 @@ impl<'a, K, V> Range<'a, K, V> {
     }
 }
 
+#[cfg(feature = "rayon")]
+impl<'a, K: Key, V> Range<'a, K, V> {
+    /// The pairs whose bits lie in `low..=high`.
+    pub(crate) fn between(raw: &'a crate::raw::RawMap<V>, low: u64, high: u64) -> Self {
+        Self::new(raw.walk_between(Some(low), Some(high)))
+    }
+}
+
 impl<K, V> Clone for Range<'_, K, V> {
     fn clone(&self) -> Self {
         Self::new(self.walk.clone())

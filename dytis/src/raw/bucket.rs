@@ -61,6 +61,11 @@ impl<V> Bucket<V> {
         self.0.wrapping_add(Shape::<V>::VALUES).cast()
     }
 
+    /// Where an unused block holds the number of the next one.
+    pub(crate) fn next_free(self) -> *mut u32 {
+        self.0.cast()
+    }
+
     /// # Safety
     /// `self` is a live bucket and `pos` lies within its places.
     #[inline(always)]

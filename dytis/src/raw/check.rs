@@ -139,7 +139,7 @@ fn key() -> impl Strategy<Value = u64> {
         3 => (0..500_u64).prop_map(|low| 0xdead_beef_0000_0000 | low),
         2 => any::<u64>(),
         1 => (0..4_u64).prop_map(|k| u64::MAX - k),
-        1 => (0..64_u32).prop_map(|bits| u64::MAX / 3 ^ (u64::MAX >> bits)),
+        1 => (0..64_u32).prop_map(|bits| (u64::MAX / 3) ^ (u64::MAX >> bits)),
     ]
 }
 
@@ -286,8 +286,8 @@ fn tiny_parameters_go_through_every_structure_change() {
     );
     assert!(full.directories > 1 && full.levels > 1, "{full:?}");
     while raw.len() > 100 {
-        let middle = raw.walk().next().map(|(bits, _)| bits).unwrap_or(0);
-        raw.remove(middle);
+        let first = raw.walk().next().map_or(0, |(bits, _)| bits);
+        raw.remove(first);
     }
     raw.check();
     let rest = raw.stats();

@@ -95,9 +95,8 @@ impl<V> Pool<V> {
             let block = chunk.free;
             // SAFETY: a free block holds the number of the next one at its start.
             chunk.free = unsafe {
-                start
-                    .add(block as usize * Shape::<V>::BYTES)
-                    .cast::<u32>()
+                Bucket::<V>::at(start.add(block as usize * Shape::<V>::BYTES))
+                    .next_free()
                     .read()
             };
             block
@@ -123,9 +122,8 @@ impl<V> Pool<V> {
         // SAFETY: the block is live and large enough for a number.
         unsafe {
             self.bucket(id)
-                .keys()
-                .cast::<u32>()
-                .write(self.chunks[number as usize].free)
+                .next_free()
+                .write(self.chunks[number as usize].free);
         };
         let chunk = &mut self.chunks[number as usize];
         chunk.free = block;
@@ -216,12 +214,7 @@ impl<V> Pool<V> {
         while block != NONE {
             free[block as usize] = true;
             // SAFETY: a free block holds the number of the next one at its start.
-            block = unsafe {
-                self.bucket(number << BLOCK_BITS | block)
-                    .keys()
-                    .cast::<u32>()
-                    .read()
-            };
+            block = unsafe { self.bucket(number << BLOCK_BITS | block).next_free().read() };
         }
         (0..chunk.fresh)
             .filter(|&b| !free[b as usize])

@@ -387,9 +387,9 @@ impl<V> RawMap<V> {
             let next = (*segment).next;
             ((*right).prev, (*right).next) = (segment, next);
             if next.is_null() {
-                self.tail = right
+                self.tail = right;
             } else {
-                (*next).prev = right
+                (*next).prev = right;
             }
             (*segment).next = right;
             self.segments += 1;
@@ -496,14 +496,14 @@ impl<V> RawMap<V> {
         unsafe {
             let (prev, next) = ((*segment).prev, (*segment).next);
             if prev.is_null() {
-                self.head = next
+                self.head = next;
             } else {
-                (*prev).next = next
+                (*prev).next = next;
             }
             if next.is_null() {
-                self.tail = prev
+                self.tail = prev;
             } else {
-                (*next).prev = prev
+                (*next).prev = prev;
             }
             match path.split_last() {
                 None => self.root = Slot::EMPTY,

@@ -63,6 +63,7 @@ mod x86 {
 
     impl Arch for Avx2 {
         #[inline(always)]
+        #[expect(clippy::cast_ptr_alignment, reason = "the loads are unaligned ones")]
         unsafe fn rank<const N: usize>(keys: *const i64, key: i64) -> usize {
             // SAFETY: AVX2 is there and `N` keys are readable, says the caller; every load lies within them.
             unsafe {
@@ -98,6 +99,7 @@ mod x86 {
 
     impl Arch for Avx512 {
         #[inline(always)]
+        #[expect(clippy::cast_ptr_alignment, reason = "the loads are unaligned ones")]
         unsafe fn rank<const N: usize>(keys: *const i64, key: i64) -> usize {
             // SAFETY: AVX-512F is there and `N` keys are readable, says the caller; every load lies within them.
             unsafe {
@@ -230,11 +232,8 @@ mod tests {
             for probe in (0..(N as u64) * 10 + 20).chain([u64::MAX - 1, u64::MAX]) {
                 let expected = keys[..len].iter().filter(|&&k| k < flip(probe)).count();
                 // SAFETY: `N` keys, and the caller has checked the processor.
-                assert_eq!(
-                    unsafe { A::rank::<N>(keys.as_ptr(), flip(probe)) },
-                    expected,
-                    "{len} {probe}"
-                );
+                let rank = unsafe { A::rank::<N>(keys.as_ptr(), flip(probe)) };
+                assert_eq!(rank, expected, "{len} {probe}");
             }
         }
     }

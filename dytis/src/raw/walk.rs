@@ -276,4 +276,15 @@ impl<V> RawMap<V> {
             marker: PhantomData,
         }
     }
+
+    /// Whether the keys from `low` to `high`, both in the map, lie in one segment or in two neighbours: too few to divide.
+    #[cfg(feature = "rayon")]
+    pub(crate) fn lie_close(&self, low: u64, high: u64) -> bool {
+        let (first, last) = (
+            self.lower_bound(low).segment,
+            self.lower_bound(high).segment,
+        );
+        // SAFETY: places of keys in the map have a live segment.
+        core::ptr::eq(first, last) || unsafe { core::ptr::eq((*first).next, last) }
+    }
 }
