@@ -1,5 +1,11 @@
 //! A global allocator that knows how many bytes are live.
 
+#![allow(
+    dead_code,
+    unreachable_pub,
+    reason = "each of the programs that include this file uses a part of it"
+)]
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 

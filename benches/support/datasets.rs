@@ -1,5 +1,11 @@
 //! The key streams that the benches run over.
 
+#![allow(
+    dead_code,
+    unreachable_pub,
+    reason = "each of the programs that include this file uses a part of it"
+)]
+
 use super::keysets::{KEY_SETS, key_set};
 use super::streams::{STREAMS, Stream};
 

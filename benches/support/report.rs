@@ -1,5 +1,11 @@
 //! The table and the plot of `dytis_table`.
 
+#![allow(
+    dead_code,
+    unreachable_pub,
+    reason = "each of the programs that include this file uses a part of it"
+)]
+
 use std::fmt::Write as _;
 use std::{fs, process};
 

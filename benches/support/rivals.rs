@@ -3,6 +3,12 @@
 //! Every method is the rival's own fastest public way to do the thing; concurrent maps are used
 //! from one thread here.
 
+#![allow(
+    dead_code,
+    unreachable_pub,
+    reason = "each of the programs that include this file uses a part of it"
+)]
+
 use std::collections::BTreeMap;
 use std::ops::Bound;
 

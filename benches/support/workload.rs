@@ -1,5 +1,11 @@
 //! Mixes of operations after YCSB (Cooper et al., `SoCC` 2010), made before the clock starts.
 
+#![allow(
+    dead_code,
+    unreachable_pub,
+    reason = "each of the programs that include this file uses a part of it"
+)]
+
 use super::rivals::Index;
 use super::streams::{Rng, Zipf};
 

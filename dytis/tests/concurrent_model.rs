@@ -6,6 +6,7 @@
 
 #![allow(
     dead_code,
+    unnameable_types,
     unreachable_pub,
     reason = "the included source is written for the crate"
 )]

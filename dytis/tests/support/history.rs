@@ -1,5 +1,11 @@
 //! Recorded histories of calls on one key, and whether they are linearisable.
 
+#![allow(
+    dead_code,
+    unreachable_pub,
+    reason = "each of the programs that include this file uses a part of it"
+)]
+
 use std::collections::HashSet;
 
 use super::streams::Rng;

@@ -6,6 +6,7 @@
 
 #![allow(
     dead_code,
+    unreachable_pub,
     reason = "each of the programs that include this file uses a part of it"
 )]
 
