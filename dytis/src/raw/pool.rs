@@ -132,10 +132,15 @@ impl<V> Pool<V> {
         }
         chunk.used -= 1;
         self.used -= 1;
+        if self.used == 0 {
+            // The map is empty: everything goes, the tables too.
+            *self = Self::new();
+            return;
+        }
         // An empty chunk is kept as long as it is all the room there is, lest removals and insertions in turn ask the
         // allocator each time.
         let blocks = chunk.blocks as usize;
-        if chunk.used == 0 && (self.used == 0 || self.blocks - self.used >= blocks + blocks / 2) {
+        if chunk.used == 0 && self.blocks - self.used >= blocks + blocks / 2 {
             self.open.retain(|&n| n != number);
             self.give_back(number);
         }
