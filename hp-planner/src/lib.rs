@@ -13,12 +13,14 @@ pub mod cost;
 mod document;
 mod error;
 mod evaluation;
+pub mod jabas;
 mod model;
 mod pareto;
 mod plan;
 mod planner;
 mod profile;
 mod report;
+mod search;
 mod training;
 
 pub use assign::{RankKind, Share, assign};
