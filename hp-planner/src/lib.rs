@@ -22,6 +22,7 @@ mod profile;
 mod report;
 mod search;
 mod training;
+mod trajectory;
 
 pub use assign::{RankKind, Share, assign};
 pub use calibration::{Calibration, Fit, FitKind, MemoryConstants, Prediction};
@@ -41,3 +42,4 @@ pub use planner::Planner;
 pub use profile::{Case, CaseKey, MeasuredRow, Profile};
 pub use report::{PlanReport, SCHEMA_VERSION};
 pub use training::{BatchInterval, Optimizer, Precision, Recompute, Schedule, TrainingSpec};
+pub use trajectory::{IntervalPlan, TrajectoryPlan, Transition, TransitionModel, plan_trajectory};

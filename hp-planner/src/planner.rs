@@ -177,6 +177,18 @@ impl Planner {
         })
     }
 
+    /// Seconds of a round on a stage; 1 for a cost model that cannot tell.
+    pub(crate) fn round_seconds(
+        &self,
+        configuration: &Configuration,
+        stage: &Stage,
+        virtual_workers: u32,
+    ) -> f64 {
+        self.cost
+            .round_seconds(&self.problem(), configuration, stage, virtual_workers)
+            .unwrap_or(1.0)
+    }
+
     fn problem(&self) -> Problem<'_> {
         Problem {
             cluster: &self.cluster,

@@ -72,6 +72,9 @@ fn folder(name: &str) -> PathBuf {
     dir
 }
 
+/// Throughput, time, local batches, and local batches per unit.
+type Best = (f64, f64, usize, BTreeMap<(usize, u32), usize>);
+
 /// JABAS's own solver as its authors describe it: entries of (time, local batches, unit) in the order of time after one
 /// entry of a single local batch per unit; entry by entry the best set for each number of local batches is extended by
 /// replacing the entry's unit, and the walk stops at the first number that it meets exactly.
@@ -110,9 +113,7 @@ fn dynamic_programme(
         rest.into_iter()
             .filter(|entry| seen.insert((entry.1, entry.2))),
     );
-    // Best (throughput, time, local batches, local batches per unit) for each number of local batches.
-    type Best = (f64, f64, usize, BTreeMap<(usize, u32), usize>);
-    let rate = |count: usize, time: f64| (count as u32 * unit * local_batch) as f64 / time;
+    let rate = |count: usize, time: f64| f64::from(count as u32 * unit * local_batch) / time;
     let first = &table[0];
     let start: Best = (
         rate(first.1, first.0),
@@ -131,7 +132,8 @@ fn dynamic_programme(
         if index == 1 {
             met = 2;
         }
-        for j in met..=batches {
+        let from = met;
+        for j in from..=batches {
             let mut set = best[j].3.clone();
             set.insert(*place, *count);
             let total: usize = set.values().sum();
