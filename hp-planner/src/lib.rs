@@ -13,6 +13,7 @@ pub mod cost;
 mod document;
 mod error;
 mod evaluation;
+pub mod export;
 pub mod jabas;
 mod model;
 mod pareto;
@@ -21,6 +22,7 @@ mod planner;
 mod profile;
 mod report;
 mod search;
+pub mod simulate;
 mod training;
 mod trajectory;
 

@@ -629,8 +629,8 @@ impl CostModel for AnalyticCost {
         stage: &Stage,
         virtual_workers: u32,
     ) -> Option<f64> {
-        let time = self.stage_time(problem, configuration, stage);
-        Some(time.compute(virtual_workers) + time.collectives())
+        let time = self.stage_time(problem, configuration, stage, virtual_workers);
+        Some(time.compute() + time.collectives())
     }
 
     fn estimate(
