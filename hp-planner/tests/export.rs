@@ -250,20 +250,10 @@ fn iidp_layout_holds_every_replica() {
         serde_json::from_str(&write(Launcher::Iidp, &mixed).unwrap()).unwrap();
     let replicas = document["replicas"].as_array().unwrap();
     assert_eq!(replicas.len(), 3);
-    assert_eq!(
-        (
-            &replicas[0]["virtual_workers"],
-            &replicas[0]["stages"][0]["gpu"]
-        ),
-        (&3.into(), &"A100-80".into())
-    );
-    assert_eq!(
-        (
-            &replicas[2]["accumulation_steps"],
-            &replicas[2]["stages"][0]["gpu"]
-        ),
-        (&17.into(), &"V100-16".into())
-    );
+    assert_eq!(replicas[0]["virtual_workers"], 3);
+    assert_eq!(replicas[0]["stages"][0]["gpu"], "A100-80");
+    assert_eq!(replicas[2]["accumulation_steps"], 17);
+    assert_eq!(replicas[2]["stages"][0]["gpu"], "V100-16");
     assert_eq!(document["global_batch"], 4 * (30 + 2 * 17));
     // The others say that they cannot do this.
     for launcher in [

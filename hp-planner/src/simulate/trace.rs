@@ -48,18 +48,17 @@ impl JobTrace {
             if let Some(gpu) = name.strip_prefix("placements-") {
                 speeds.insert(gpu.to_owned(), Speed::read(&path)?);
             } else if let Some(batch) = name.strip_prefix("validation-") {
-                let batch: u64 =
-                    batch
-                        .parse()
-                        .ok()
-                        .filter(|&batch| batch > 0)
-                        .ok_or_else(|| {
-                            syntax(
-                                &path,
-                                None,
-                                format!("expected a batch in the file's name, got {batch:?}"),
-                            )
-                        })?;
+                let batch: u64 = batch
+                    .parse::<u64>()
+                    .ok()
+                    .filter(|&batch| batch > 0)
+                    .ok_or_else(|| {
+                        syntax(
+                            &path,
+                            None,
+                            format!("expected a batch in the file's name, got {batch:?}"),
+                        )
+                    })?;
                 progress.insert(batch, Progress::read(&path)?);
             }
         }
