@@ -168,7 +168,7 @@ impl fmt::Display for Place {
 
 /// Why a configuration cannot run; the text is for people, the fields are for counting.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, thiserror::Error)]
-#[serde(tag = "reason", rename_all = "snake_case")]
+#[serde(tag = "reason", content = "detail", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Infeasible {
     /// A device would need more memory than it has.

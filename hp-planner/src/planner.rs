@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-
-use rayon::prelude::*;
+use std::time::Duration;
 
 use crate::assign::{RankKind, assign};
 use crate::cluster::ClusterSpec;
@@ -14,9 +13,9 @@ use crate::model::ModelSpec;
 use crate::pareto::ParetoFront;
 use crate::plan::{
     Allocation, Configuration, ParallelDims, ParallelPlan, Rejection, ReplicaGroup, Stage,
-    StopReason,
 };
 use crate::report::PlanReport;
+use crate::search::search;
 use crate::training::TrainingSpec;
 
 /// Plans a training on a cluster.
@@ -55,6 +54,7 @@ pub struct Planner {
     model: ModelSpec,
     training: TrainingSpec,
     cost: Arc<dyn CostModel>,
+    time_limit: Option<Duration>,
 }
 
 impl Planner {
@@ -65,7 +65,15 @@ impl Planner {
             model,
             training,
             cost: Arc::new(AnalyticCost::new()),
+            time_limit: None,
         }
+    }
+
+    /// Ends the search after this time: the front is then that of what was looked at, and [`PlanReport::stop`] says so.
+    #[must_use]
+    pub fn with_time_limit(mut self, limit: Duration) -> Self {
+        self.time_limit = Some(limit);
+        self
     }
 
     /// Uses another cost model, for example a calibrated one.
@@ -109,18 +117,7 @@ impl Planner {
     /// [`Error::Field`] if an input is not valid, [`Error::NothingFeasible`] if no configuration can run.
     pub fn plan(&self) -> Result<PlanReport> {
         self.validate()?;
-        let found: Vec<Outcome> = allocations(&self.cluster)
-            .par_iter()
-            .map(|allocation| {
-                let mut outcome = Outcome::default();
-                self.examine(allocation, self.training.global_batch, &mut outcome);
-                outcome
-            })
-            .collect();
-        let mut total = Outcome::default();
-        for outcome in found {
-            total.absorb(outcome);
-        }
+        let (total, stop) = search(&self.problem(), self.cost.as_ref(), self.time_limit);
         if total.front.is_empty() {
             return Err(total.nothing());
         }
@@ -129,7 +126,7 @@ impl Planner {
             total.front,
             total.rejections.into_values().collect(),
             total.examined,
-            StopReason::Complete,
+            stop,
         ))
     }
 
@@ -178,6 +175,18 @@ impl Planner {
             estimate: self.cost.estimate(&self.problem(), configuration)?,
             configuration: configuration.clone(),
         })
+    }
+
+    /// Seconds of a round on a stage; 1 for a cost model that cannot tell.
+    pub(crate) fn round_seconds(
+        &self,
+        configuration: &Configuration,
+        stage: &Stage,
+        virtual_workers: u32,
+    ) -> f64 {
+        self.cost
+            .round_seconds(&self.problem(), configuration, stage, virtual_workers)
+            .unwrap_or(1.0)
     }
 
     fn problem(&self) -> Problem<'_> {
@@ -402,6 +411,32 @@ impl Outcome {
         }
     }
 
+    /// A prediction for `configuration`, which is copied only if it gets onto the front.
+    pub(crate) fn offer_estimate(
+        &mut self,
+        estimate: crate::plan::Estimate,
+        configuration: &Configuration,
+    ) {
+        self.examined += 1;
+        if !self
+            .front
+            .dominates(estimate.iteration_time(), estimate.iteration_cost())
+        {
+            self.offer(ParallelPlan {
+                configuration: configuration.clone(),
+                estimate,
+            });
+        }
+    }
+
+    /// Counts configurations that are known to be rejected for a reason met before.
+    pub(crate) fn reject_more(&mut self, kind: &'static str, count: u64) {
+        self.examined += count;
+        if let Some(rejection) = self.rejections.get_mut(kind) {
+            rejection.count += count;
+        }
+    }
+
     fn offer(&mut self, plan: ParallelPlan) {
         let (time, cost) = (plan.iteration_time(), plan.iteration_cost());
         // Times are sums and products of finite positive numbers; a cost model that yields anything else offers nothing.
@@ -435,28 +470,4 @@ impl Outcome {
             reasons,
         }
     }
-}
-
-/// Allocations to try: of each group any number of GPUs of one node, or any number of whole nodes.
-fn allocations(cluster: &ClusterSpec) -> Vec<Allocation> {
-    let mut all = vec![Vec::new()];
-    for group in &cluster.groups {
-        let choices: Vec<u32> = (0..=group.gpus_per_node)
-            .chain((2..=group.nodes).map(|nodes| nodes * group.gpus_per_node))
-            .collect();
-        all = all
-            .into_iter()
-            .flat_map(|taken: Vec<u32>| {
-                choices.iter().map(move |&gpus| {
-                    let mut taken = taken.clone();
-                    taken.push(gpus);
-                    taken
-                })
-            })
-            .collect();
-    }
-    all.into_iter()
-        .filter(|gpus| gpus.iter().any(|&count| count > 0))
-        .map(|gpus| Allocation { gpus })
-        .collect()
 }

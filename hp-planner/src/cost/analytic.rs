@@ -622,6 +622,17 @@ impl AnalyticCost {
 }
 
 impl CostModel for AnalyticCost {
+    fn round_seconds(
+        &self,
+        problem: &Problem<'_>,
+        configuration: &Configuration,
+        stage: &Stage,
+        virtual_workers: u32,
+    ) -> Option<f64> {
+        let time = self.stage_time(problem, configuration, stage, virtual_workers);
+        Some(time.compute() + time.collectives())
+    }
+
     fn estimate(
         &self,
         problem: &Problem<'_>,
