@@ -10,8 +10,8 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
 use hp_planner::{
-    Calibration, ClusterSpec, Evaluator, Infeasible, MeasuredRow, ModelSpec, Objective, Planner,
-    Profile, TrainingSpec, split,
+    Calibration, ClusterSpec, Evaluator, ExportFormat, Infeasible, MeasuredRow, ModelSpec,
+    Objective, Planner, Profile, TrainingSpec, split,
 };
 
 #[derive(Parser)]
@@ -45,6 +45,12 @@ struct PlanArgs {
     /// Write the report as JSON
     #[arg(long)]
     json: Option<PathBuf>,
+    /// Write the front as a self-contained page
+    #[arg(long)]
+    html: Option<PathBuf>,
+    /// Print the chosen plan for a launcher: megatron, deepspeed, torchtitan or iidp
+    #[arg(long)]
+    export: Option<ExportFormat>,
 }
 
 #[derive(Args)]
@@ -129,6 +135,13 @@ fn plan(args: &PlanArgs) -> Result<()> {
     if let Some(path) = &args.json {
         let json = serde_json::to_string_pretty(&report)?;
         std::fs::write(path, json).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    if let Some(path) = &args.html {
+        let html = report.to_html(args.objective);
+        std::fs::write(path, html).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    if let Some(format) = args.export {
+        print!("{}", planner.export(plan, format)?);
     }
     Ok(())
 }

@@ -13,6 +13,8 @@ pub mod cost;
 mod document;
 mod error;
 mod evaluation;
+mod export;
+mod html;
 mod model;
 mod pareto;
 mod plan;
@@ -29,6 +31,7 @@ pub use cost::constants::Constants;
 pub use cost::{CostModel, Problem};
 pub use error::{Error, Infeasible, Place, Result};
 pub use evaluation::{ErrorSummary, Evaluation, Evaluator, Regret, split};
+pub use export::ExportFormat;
 pub use model::{Head, Layer, ModelSpec, Transformer};
 pub use pareto::{FrontPoint, Objective, ParetoFront, Selection};
 pub use plan::{
