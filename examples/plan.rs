@@ -4,14 +4,21 @@
 //! cargo run --release --example plan -- plan --cluster examples/data/cluster.toml --model examples/data/model.toml --training examples/data/training.toml
 //! ```
 
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a program that talks to its user"
+)]
+
 use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
+use hp_planner::export::{self, Launcher};
 use hp_planner::{
-    Calibration, ClusterSpec, Evaluator, Infeasible, MeasuredRow, ModelSpec, Objective, Planner,
-    Profile, TrainingSpec, split,
+    Calibration, ClusterSpec, Evaluator, Infeasible, MeasuredRow, ModelSpec,
+    Objective, Planner, Profile, TrainingSpec, split,
 };
 
 #[derive(Parser)]
@@ -45,6 +52,12 @@ struct PlanArgs {
     /// Write the report as JSON
     #[arg(long)]
     json: Option<PathBuf>,
+    /// Write the front as a self-contained page
+    #[arg(long)]
+    html: Option<PathBuf>,
+    /// Print the chosen plan for a launcher: megatron, deepspeed, torchtitan or iidp
+    #[arg(long)]
+    export: Option<Launcher>,
 }
 
 #[derive(Args)]
@@ -129,6 +142,22 @@ fn plan(args: &PlanArgs) -> Result<()> {
     if let Some(path) = &args.json {
         let json = serde_json::to_string_pretty(&report)?;
         std::fs::write(path, json).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    if let Some(path) = &args.html {
+        let html = export::html(&report, Some(choice.index));
+        std::fs::write(path, html).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    if let Some(format) = args.export {
+        print!(
+            "{}",
+            export::export(
+                format,
+                &plan.configuration,
+                planner.cluster(),
+                planner.model(),
+                planner.training()
+            )?
+        );
     }
     Ok(())
 }
