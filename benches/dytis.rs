@@ -90,7 +90,7 @@ fn bench_load<I: Index>(group: &mut BenchmarkGroup<'_, WallTime>, keys: &[u64]) 
 
 fn bench_bulk<I: Index>(group: &mut BenchmarkGroup<'_, WallTime>, entries: &[(u64, u64)]) {
     group.bench_function(I::NAME, |b| {
-        b.iter_with_large_drop(|| I::from_sorted(entries))
+        b.iter_with_large_drop(|| I::from_sorted(entries));
     });
 }
 

@@ -106,11 +106,11 @@ fn options() -> Result<Options> {
         match arg.as_str() {
             "--keys" => options.keys = value.parse().with_context(|| format!("--keys {value}"))?,
             "--rounds" => {
-                options.rounds = value.parse().with_context(|| format!("--rounds {value}"))?
+                options.rounds = value.parse().with_context(|| format!("--rounds {value}"))?;
             }
             "--streams" => options.streams = list(&value),
             "--indexes" => {
-                options.indexes = list(&value).into_iter().map(index).collect::<Result<_>>()?
+                options.indexes = list(&value).into_iter().map(index).collect::<Result<_>>()?;
             }
             "--out" => options.out = Some(value),
             "--svg" => options.svg = Some(value),

@@ -12,7 +12,8 @@ use std::time::Duration;
 use criterion::{Criterion, criterion_group, criterion_main};
 use hp_planner::cost::schedule::{ChunkTimes, Pipeline};
 use hp_planner::{
-    ClusterSpec, Link, ModelSpec, NodeGroup, Objective, ParetoFront, Planner, Recompute, Schedule, TrainingSpec,
+    ClusterSpec, Link, ModelSpec, NodeGroup, Objective, ParetoFront, Planner, Recompute, Schedule,
+    TrainingSpec,
 };
 
 /// Whether criterion only wants to know that everything runs.
@@ -21,7 +22,8 @@ fn smoke() -> bool {
 }
 
 fn cluster(groups: &[(&str, u32)]) -> ClusterSpec {
-    let mut cluster = ClusterSpec::homogeneous(groups[0].0, 1, 8).expect("the catalogue has the GPU");
+    let mut cluster =
+        ClusterSpec::homogeneous(groups[0].0, 1, 8).expect("the catalogue has the GPU");
     cluster.groups = groups
         .iter()
         .map(|&(gpu, nodes)| NodeGroup {
@@ -53,15 +55,23 @@ fn everything(global_batch: u64) -> TrainingSpec {
     let mut training = plain(global_batch);
     training.recompute = vec![Recompute::None, Recompute::Selective, Recompute::Full];
     training.zero = vec![0, 1, 2, 3];
-    training.schedules =
-        vec![Schedule::GPipe, Schedule::OneFOneB, Schedule::ZbH1, Schedule::Zb2p, Schedule::ZbV];
+    training.schedules = vec![
+        Schedule::GPipe,
+        Schedule::OneFOneB,
+        Schedule::ZbH1,
+        Schedule::Zb2p,
+        Schedule::ZbV,
+    ];
     training.max_vpp = 8;
     training
 }
 
 fn search(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("search");
-    group.sample_size(10).warm_up_time(Duration::from_millis(100)).measurement_time(Duration::from_secs(5));
+    group
+        .sample_size(10)
+        .warm_up_time(Duration::from_millis(100))
+        .measurement_time(Duration::from_secs(5));
     let small = ModelSpec::gpt("gpt-6.7b", 32, 4096, 32, 51_200, 2048);
     let large = ModelSpec::gpt("gpt-175b", 96, 12_288, 96, 51_200, 2048);
     let huge = ModelSpec::gpt("gpt-1t", 128, 25_600, 160, 51_200, 2048);
@@ -70,12 +80,19 @@ fn search(criterion: &mut Criterion) {
     for (name, groups, model, training) in [
         ("128 A100", &[("A100-80", 16)][..], &small, plain(512)),
         ("512 mixed", &mixed[..], &small, plain(1024)),
-        ("175B on 1,024 A100, everything", &[("A100-80", 128)][..], &large, everything(1536)),
+        (
+            "175B on 1,024 A100, everything",
+            &[("A100-80", 128)][..],
+            &large,
+            everything(1536),
+        ),
         ("1T on 10,000 mixed", &many[..], &huge, plain(4096)),
     ] {
         let model = if smoke() { &small } else { model };
         let planner = Planner::new(cluster(groups), model.clone(), training);
-        group.bench_function(name, |bencher| bencher.iter(|| black_box(planner.plan().map(|report| report.front.len()))));
+        group.bench_function(name, |bencher| {
+            bencher.iter(|| black_box(planner.plan().map(|report| report.front.len())))
+        });
     }
     group.finish();
 }
@@ -92,12 +109,18 @@ fn schedules(criterion: &mut Criterion) {
         let work: Vec<ChunkTimes> = (0..devices * chunks)
             .map(|stage| {
                 let forward = 1.0 + 0.1 * (stage % 3) as f64;
-                ChunkTimes { forward, backward: forward, weight: 0.9 * forward }
+                ChunkTimes {
+                    forward,
+                    backward: forward,
+                    weight: 0.9 * forward,
+                }
             })
             .collect();
         let transfer = vec![0.05; work.len() - 1];
         let pipeline = Pipeline::new(devices, work, transfer, micro_batches).expect("valid times");
-        group.bench_function(name, |bencher| bencher.iter(|| black_box(pipeline.time(schedule).map(|time| time.period))));
+        group.bench_function(name, |bencher| {
+            bencher.iter(|| black_box(pipeline.time(schedule).map(|time| time.period)))
+        });
     }
     group.finish();
 }

@@ -17,8 +17,8 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
 use hp_planner::export::{self, Launcher};
 use hp_planner::{
-    Calibration, ClusterSpec, Evaluator, Infeasible, MeasuredRow, ModelSpec,
-    Objective, Planner, Profile, TrainingSpec, split,
+    Calibration, ClusterSpec, Evaluator, Infeasible, MeasuredRow, ModelSpec, Objective, Planner,
+    Profile, TrainingSpec, split,
 };
 
 #[derive(Parser)]

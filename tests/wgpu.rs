@@ -44,7 +44,10 @@ fn virtual_workers_on_wgpu_equal_the_cpu() {
     let (losses, parameters) = train(cpu, start.clone());
     let (losses_gpu, parameters_gpu) = train(executor(Backend::Wgpu), start);
     for (a, b) in losses.iter().zip(&losses_gpu) {
-        assert!((a - b).abs() < 1e-4, "{losses:?} on the CPU, {losses_gpu:?} on wgpu");
+        assert!(
+            (a - b).abs() < 1e-4,
+            "{losses:?} on the CPU, {losses_gpu:?} on wgpu"
+        );
     }
     let furthest = parameters
         .iter()

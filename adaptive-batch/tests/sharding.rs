@@ -1,4 +1,4 @@
-//! Sharded and gathered equals unsharded, for any split over data, tensor and pipeline parallelism and ZeRO, with
+//! Sharded and gathered equals unsharded, for any split over data, tensor and pipeline parallelism and `ZeRO`, with
 //! replicated, tied and excluded parameters, unequal micro-batches and any order.
 
 use adaptive_batch::{

@@ -6,7 +6,7 @@ use adaptive_batch::{
     Weighting,
 };
 
-/// SplitMix64 with Box and Muller's transform.
+/// `SplitMix64` with Box and Muller's transform.
 struct Normal(u64);
 
 impl Normal {
@@ -47,7 +47,7 @@ impl Source {
 
     /// Two directions only, one of them along the gradient.
     fn low_rank() -> Self {
-        let mean: Vec<f64> = (0..12).map(|i| 0.3 - 0.05 * i as f64).collect();
+        let mean: Vec<f64> = (0..12).map(|i| 0.3 - 0.05 * f64::from(i)).collect();
         let other = (0..12)
             .map(|i| if i % 2 == 0 { 0.7 } else { -0.2 })
             .collect();
@@ -192,7 +192,7 @@ fn similarity_noise_scale_and_diversity_meet_their_closed_forms_once_smoothed() 
     diversities.check("diversity", (1.0 + k as f64 * r) / (k as f64 * (1.0 + r)));
 }
 
-/// The cosine that SimiGrad measures, in many dimensions (where norms hardly scatter), is what the similarity predicts.
+/// The cosine that `SimiGrad` measures, in many dimensions (where norms hardly scatter), is what the similarity predicts.
 #[test]
 fn the_measured_half_cosine_meets_the_one_from_micro_batches() {
     let d = 400;

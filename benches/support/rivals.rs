@@ -44,7 +44,7 @@ pub trait Index: Sized {
     }
 }
 
-fn add<'a>(sum: u64, (key, value): (u64, &'a u64)) -> u64 {
+fn add(sum: u64, (key, value): (u64, &u64)) -> u64 {
     sum.wrapping_add(key).wrapping_add(*value)
 }
 

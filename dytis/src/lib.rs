@@ -15,8 +15,8 @@
 //! ```
 //!
 //! # How it works
-//! It is DyTIS (Yang, Yoon, Yun, Noh, Choi: "DyTIS: A Dynamic Dataset Targeted Index Structure Simultaneously Efficient for Search,
-//! Insert, and Scan", EuroSys 2023), changed where the original fails. The words are the paper's:
+//! It is `DyTIS` (Yang, Yoon, Yun, Noh, Choi: "`DyTIS`: A Dynamic Dataset Targeted Index Structure Simultaneously Efficient for Search,
+//! Insert, and Scan", `EuroSys` 2023), changed where the original fails. The words are the paper's:
 //!
 //! - Keys are grouped in their natural order, never scrambled: the "hash" of a key is the key. So a hash index can scan.
 //! - A **directory** has slots for equal parts of the key space; the logarithm of their number is its **global depth**. It

@@ -107,6 +107,6 @@ fn repeats_are_one_key_for_the_models_and_count_for_the_divergence() {
     let twice = options
         .profile(once.iter().flat_map(|&key| [key; 2]).chain([0; 2000]))
         .unwrap();
-    assert_eq!(twice.skewness, (0.0 + 0.1875) / 2.0);
+    assert_eq!(twice.skewness, f64::midpoint(0.0, 0.1875));
     assert!(twice.kdd > 3.0);
 }

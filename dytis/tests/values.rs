@@ -120,9 +120,9 @@ fn a_panicking_drop_does_not_keep_the_others_from_being_dropped() {
         }
         let result = catch_unwind(AssertUnwindSafe(|| {
             if as_iterator {
-                drop(map.into_iter())
+                drop(map.into_iter());
             } else {
-                drop(map)
+                drop(map);
             }
         }));
         assert!(result.is_err());

@@ -74,7 +74,7 @@ fn time_stamps() {
         24,
         (0..n).map(|i| {
             let now = 1_700_000_000_000_000_000 + i * 1000;
-            if mix(i) % 20 == 0 {
+            if mix(i).is_multiple_of(20) {
                 now - mix(i) % 1_000_000_000
             } else {
                 now
@@ -90,7 +90,7 @@ fn keys_in_a_corner_of_the_space() {
     check(
         "48-bit prefix",
         24,
-        (0..65_536_u64).map(|i| 0xdead_beef_cafe_0000 | i.wrapping_mul(40_503) % 65_536),
+        (0..65_536_u64).map(|i| 0xdead_beef_cafe_0000 | (i.wrapping_mul(40_503) % 65_536)),
     );
 }
 
@@ -111,7 +111,7 @@ fn dense_runs_with_gaps() {
     check(
         "moving hot spot",
         24,
-        (0..n).map(|i| (mix(i / 5000) & !0xf_ffff) | i % 5000),
+        (0..n).map(|i| (mix(i / 5000) & !0xf_ffff) | (i % 5000)),
     );
     check(
         "a thousand growing tails",

@@ -467,7 +467,7 @@ impl<K: TestKey, V: TestValue> Pair<K, V> {
         let (from, n) = (key::<K>(source), source.below(150));
         let mut expected = self.model.range(from..).take(n).map(owned);
         let visited = self.map.scan(from, n, |key, value| {
-            assert_eq!(Some((key, value)), expected.next())
+            assert_eq!(Some((key, value)), expected.next());
         });
         assert_eq!(
             expected.next(),
@@ -534,7 +534,7 @@ impl<K: TestKey, V: TestValue> Pair<K, V> {
         let entries: Vec<(K, V)> = (0..source.below(40))
             .map(|_| (key(source), self.value()))
             .collect();
-        if op % 2 == 0 {
+        if op.is_multiple_of(2) {
             self.map.extend(entries.iter().cloned());
             self.model.extend(entries);
         } else {
@@ -553,7 +553,7 @@ impl<K: TestKey, V: TestValue> Pair<K, V> {
                 let drop_one_in = 2 + source.below(20) as u64;
                 let keep = |key: &K, value: &mut V| {
                     *value = V::of(key.to_bits());
-                    key.to_bits() % drop_one_in != 0
+                    !key.to_bits().is_multiple_of(drop_one_in)
                 };
                 self.map.retain(keep);
                 self.model.retain(keep);
@@ -667,7 +667,7 @@ impl<K: TestKey, V: TestValue> Pair<K, V> {
     fn extract(&mut self, source: &mut impl Source) {
         let bounds = bounds::<K>(source);
         let (modulus, stop) = (1 + source.below(4) as u64, source.below(100));
-        let pick = |key: &K, _: &mut V| key.to_bits() % modulus == 0;
+        let pick = |key: &K, _: &mut V| key.to_bits().is_multiple_of(modulus);
         let stop = if stop < 50 { stop } else { usize::MAX };
         let got: Vec<(K, V)> = self.map.extract_if(bounds, pick).take(stop).collect();
         let picked = self

@@ -468,6 +468,6 @@ fn sawtooth(n: usize, _: &mut Rng) -> Vec<u64> {
 fn gaps(n: usize, rng: &mut Rng) -> Vec<u64> {
     let salt = rng.bits();
     (0..n as u64)
-        .map(|i| (i / 256 + salt).wrapping_mul(0x9e37_79b9_7f4a_7c15) << 8 | i % 256)
+        .map(|i| ((i / 256 + salt).wrapping_mul(0x9e37_79b9_7f4a_7c15) << 8) | (i % 256))
         .collect()
 }

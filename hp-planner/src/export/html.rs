@@ -66,13 +66,13 @@ pub fn svg(report: &PlanReport, chosen: Option<usize>) -> String {
     }
     draw(format_args!(
         "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">seconds per iteration</text>",
-        (LEFT + right) / 2.0,
+        f64::midpoint(LEFT, right),
         HEIGHT - 18.0
     ));
     draw(format_args!(
         "<text x=\"16\" y=\"{:.1}\" text-anchor=\"middle\" transform=\"rotate(-90 16 {:.1})\">money per iteration</text>",
-        (top + floor) / 2.0,
-        (top + floor) / 2.0
+        f64::midpoint(top, floor),
+        f64::midpoint(top, floor)
     ));
     // A front is a staircase: between two points nothing better than the first's money is known.
     let mut path = String::new();

@@ -31,8 +31,8 @@ pub struct Progress {
 }
 
 impl JobTrace {
-    /// Reads one job's folder: `placements-TYPE.csv` with columns placement (a digit of GPUs per node), local_bsz,
-    /// step_time, sync_time; `validation-BATCH.csv` with progress, iteration, grad_sqr, grad_var.
+    /// Reads one job's folder: `placements-TYPE.csv` with columns placement (a digit of GPUs per node), `local_bsz`,
+    /// `step_time`, `sync_time`; `validation-BATCH.csv` with progress, iteration, `grad_sqr`, `grad_var`.
     ///
     /// # Errors
     /// [`Error::File`], [`Error::Syntax`] naming file and line, [`Error::Data`] if either kind of file is missing.

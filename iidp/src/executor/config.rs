@@ -51,7 +51,7 @@ impl ExecutorConfig {
             devices: None,
             optimizer: crate::optimizer::AdamWConfig::new().into(),
             clip_norm: None,
-            timeout: Duration::from_secs(300),
+            timeout: Duration::from_mins(5),
             bucket_bytes: 1 << 20,
             threads_per_worker: 1,
             speeds: None,

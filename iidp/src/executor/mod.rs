@@ -162,7 +162,7 @@ impl<W: Workload> Executor<W> {
                 skeleton: skeleton(model, &self.layout).to_device(&self.devices[rank]),
                 parameters: parameters.to_vec(),
                 buffers: buffers.to_vec(),
-                optimizer: self.config.optimizer.clone(),
+                optimizer: self.config.optimizer,
             };
             let owner = Rank::new(seed)?;
             let (commands, inbox) = channel();

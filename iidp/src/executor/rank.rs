@@ -464,7 +464,7 @@ impl<W: Workload> Rank<W> {
             |answer| {
                 match answer.result {
                     Ok(computed) => {
-                        agreement.set_loss(answer.micro_batch, f64::from(computed.loss))
+                        agreement.set_loss(answer.micro_batch, f64::from(computed.loss));
                     }
                     Err(error) => agreement.fail(Failure::of(error, answer.micro_batch)),
                 }

@@ -60,7 +60,7 @@ impl CnnConfig {
     }
 }
 
-/// 3x3 convolution, batch norm, ReLU, 2x2 max pool.
+/// 3x3 convolution, batch norm, `ReLU`, 2x2 max pool.
 #[derive(Module, Debug)]
 pub struct ConvBlock {
     conv: Conv2d,

@@ -53,7 +53,7 @@ impl MlpConfig {
     }
 }
 
-/// Linear layers with ReLU between them.
+/// Linear layers with `ReLU` between them.
 #[derive(Module, Debug)]
 pub struct Mlp {
     layers: Vec<Linear>,
