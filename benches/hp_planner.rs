@@ -91,7 +91,7 @@ fn search(criterion: &mut Criterion) {
         let model = if smoke() { &small } else { model };
         let planner = Planner::new(cluster(groups), model.clone(), training);
         group.bench_function(name, |bencher| {
-            bencher.iter(|| black_box(planner.plan().map(|report| report.front.len())))
+            bencher.iter(|| black_box(planner.plan().map(|report| report.front.len())));
         });
     }
     group.finish();
@@ -119,7 +119,7 @@ fn schedules(criterion: &mut Criterion) {
         let transfer = vec![0.05; work.len() - 1];
         let pipeline = Pipeline::new(devices, work, transfer, micro_batches).expect("valid times");
         group.bench_function(name, |bencher| {
-            bencher.iter(|| black_box(pipeline.time(schedule).map(|time| time.period)))
+            bencher.iter(|| black_box(pipeline.time(schedule).map(|time| time.period)));
         });
     }
     group.finish();

@@ -26,8 +26,8 @@ use hpmd::hp_planner::{ClusterSpec, Objective};
 use hpmd::iidp::AdamWConfig;
 use hpmd::observer::{Observers, ProgressDisplay, report};
 use hpmd::{
-    Backend, CharCorpus, CharGptConfig, CharGptTask, SimulatedCluster, StopFlag, Termination,
-    Trainer, TrainerBuilder, TrainingReport,
+    Backend, CharCorpus, CharGptConfig, CharGptTask, SimulatedCluster, StopFlag, Trainer,
+    TrainerBuilder, TrainingReport,
 };
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -51,22 +51,22 @@ struct Options {
     #[arg(long, default_value_t = 16)]
     min_batch: usize,
     /// Largest global batch, in samples.
-    #[arg(long, default_value_t = 256)]
+    #[arg(long, default_value_t = 128)]
     max_batch: usize,
     /// Samples per micro-batch.
-    #[arg(long, default_value_t = 4)]
+    #[arg(long, default_value_t = 8)]
     local_batch: usize,
     /// Samples per run, a multiple of the local batch.
-    #[arg(long, default_value_t = 24_000)]
+    #[arg(long, default_value_t = 16_000)]
     samples: u64,
     /// Learning rate at the smallest batch.
-    #[arg(long, default_value_t = 2e-3)]
+    #[arg(long, default_value_t = 2e-3, allow_negative_numbers = true)]
     learning_rate: f64,
     /// Steps between decisions.
-    #[arg(long, default_value_t = 50)]
+    #[arg(long, default_value_t = 20)]
     interval: u64,
     /// Batch size as a multiple of the gradient noise scale.
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, default_value_t = 2.0, allow_negative_numbers = true)]
     multiple: f64,
     /// Transformer blocks.
     #[arg(long, default_value_t = 2)]
@@ -98,7 +98,7 @@ fn main() -> ExitCode {
     match run(&Options::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {error}");
             ExitCode::FAILURE
         }
     }
@@ -125,35 +125,51 @@ fn run(options: &Options) -> Result<()> {
         None => Some(plan(options, &task)?),
     };
 
+    // An unusable path should be known before the training, not after it.
+    report::write(&options.report, TITLE, &[])?;
     let runs = [
         Run::Adaptive,
         Run::Fixed("fixed small", options.min_batch),
         Run::Fixed("fixed large", options.max_batch),
     ];
     let mut reports = Vec::new();
+    let mut outcome = Ok(());
     for kind in runs.iter().take(if options.smoke { 1 } else { runs.len() }) {
-        let report = kind.train(options, cluster.as_ref(), &stop)?;
-        let interrupted = report.termination == Termination::Interrupted;
-        reports.push(report);
-        if interrupted {
+        match kind.train(options, cluster.as_ref(), &stop) {
+            Ok(report) => reports.push(report),
+            // What was done before is reported all the same.
+            Err(error) => {
+                outcome = Err(error);
+                break;
+            }
+        }
+        if stop.is_raised() {
             println!("interrupted: what was done so far follows");
             break;
         }
     }
-    print_table(&reports);
-    let front = cluster.as_ref().map(SimulatedCluster::front_view);
-    report::write(
-        &options.report,
-        "Adaptive training of a character-level GPT",
-        &reports,
-        front.as_ref(),
-    )?;
-    println!("\nreport: {}", options.report.display());
-    Ok(())
+    if !reports.is_empty() {
+        print_table(&reports);
+        report::write(&options.report, TITLE, &reports)?;
+        println!("\nreport: {}", options.report.display());
+    }
+    outcome
 }
+
+const TITLE: &str = "Adaptive training of a character-level GPT";
 
 /// What no library would notice, because every value is fine by itself.
 fn check(options: &Options) -> Result<()> {
+    if options.local_batch == 0 || options.min_batch == 0 {
+        bail!(
+            "--min-batch {} and --local-batch {} must be at least 1",
+            options.min_batch,
+            options.local_batch
+        );
+    }
+    if !options.multiple.is_finite() || options.multiple <= 0.0 {
+        bail!("--multiple {} must be positive", options.multiple);
+    }
     if options.min_batch > options.max_batch {
         bail!(
             "--min-batch {} is larger than --max-batch {}",
@@ -228,6 +244,7 @@ impl Run {
             .samples(options.samples)
             .validate_every((options.samples / 4).max(1))
             .interval(options.interval)
+            .smoothing(0.97)
             .seed(options.seed)
             .observers(Observers::none().with(ProgressDisplay::new()))
             .stop_flag(stop.clone());

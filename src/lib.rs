@@ -32,7 +32,9 @@ pub use backend::Backend;
 pub use corpus::{CharCorpus, Window};
 pub use error::Error;
 pub use gpt_task::{CharGptConfig, CharGptTask};
-pub use record::{DecisionRecord, StepRecord, Termination, TrainingReport, ValidationRecord};
+pub use record::{
+    DecisionRecord, FrontView, StepRecord, Termination, TrainingReport, ValidationRecord,
+};
 pub use simulated::SimulatedCluster;
 pub use task::Task;
 pub use trainer::{StopFlag, Trainer, TrainerBuilder};

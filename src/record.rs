@@ -74,6 +74,15 @@ pub enum Termination {
     Interrupted,
 }
 
+/// The Pareto front of a plan over *simulated* time and cost, with the choice.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct FrontView {
+    /// (seconds per step, cost per step, layout), by rising time.
+    pub points: Vec<(f64, f64, String)>,
+    /// Index of the chosen point.
+    pub chosen: usize,
+}
+
 /// Everything recorded of one run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TrainingReport {
@@ -81,8 +90,10 @@ pub struct TrainingReport {
     pub name: String,
     /// Why the run ended.
     pub termination: Termination,
-    /// One line per rank: what it is and how many micro-batches it began with.
+    /// One line per rank.
     pub devices: Vec<String>,
+    /// The Pareto front that the allocation was chosen from; `None` without a simulated cluster.
+    pub front: Option<FrontView>,
     /// All steps in order.
     pub steps: Vec<StepRecord>,
     /// All validation passes in order; the last one follows the last step.
@@ -99,16 +110,18 @@ impl TrainingReport {
 
     /// Wall-clock seconds of all steps, validation not included.
     pub fn wall_seconds(&self) -> f64 {
-        self.steps.iter().map(|s| s.wall_seconds).sum()
+        self.steps.iter().fold(0.0, |sum, s| sum + s.wall_seconds)
     }
 
-    /// *Simulated* seconds of all steps; `None` without a simulated cluster.
+    /// *Simulated* seconds of all steps; `None` without a simulated cluster or a step.
     pub fn simulated_seconds(&self) -> Option<f64> {
+        self.steps.last()?;
         self.steps.iter().map(|s| s.simulated_seconds).sum()
     }
 
-    /// *Simulated* cost of all steps; `None` without a simulated cluster.
+    /// *Simulated* cost of all steps; `None` without a simulated cluster or a step.
     pub fn simulated_cost(&self) -> Option<f64> {
+        self.steps.last()?;
         self.steps.iter().map(|s| s.simulated_cost).sum()
     }
 

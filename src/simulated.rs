@@ -2,7 +2,7 @@
 
 use crate::devices::Assignment;
 use crate::error::Error;
-use crate::observer::report::FrontView;
+use crate::record::FrontView;
 use crate::task::Task;
 use hp_planner::{
     ClusterSpec, Configuration, ModelSpec, Objective, ParallelPlan, PlanReport, Planner, Precision,

@@ -254,7 +254,7 @@ fn the_report_is_one_self_contained_page_and_events_are_lines_of_json() {
         .name("a <b> & c")
         .observers(Observers::none().with(JsonLines::create(&events).unwrap())));
 
-    let page = report::render("Title", std::slice::from_ref(&report), None);
+    let page = report::render("Title", std::slice::from_ref(&report));
     assert!(
         page.contains("<svg") && page.contains("a &lt;b&gt; &amp; c") && !page.contains("a <b>")
     );

@@ -367,8 +367,8 @@ fn the_exact_half_cosine_is_that_of_the_two_sums() {
             .collect()
     };
     for index in 0..4 {
-        for shard in 0..2 {
-            let target = halves.accumulator(shard, index, &mut acc[shard]).unwrap();
+        for (shard, acc) in acc.iter_mut().enumerate() {
+            let target = halves.accumulator(shard, index, acc).unwrap();
             meter
                 .accumulate(shard, mb(index), target, &grad(index, shard))
                 .unwrap();

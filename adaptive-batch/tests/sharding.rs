@@ -77,7 +77,9 @@ fn case() -> impl Strategy<Value = Case> {
                 loss_scale,
                 seed,
             )| {
-                parameters.iter_mut().for_each(|p| p.stage %= stages);
+                for parameter in &mut parameters {
+                    parameter.stage %= stages;
+                }
                 // Something must be counted.
                 parameters.push(Parameter {
                     len: 5,

@@ -67,6 +67,7 @@ fn is_range(from: Bound<u64>, to: Bound<u64>) -> bool {
 }
 
 #[test]
+#[allow(clippy::zero_sized_map_values, reason = "only the ranges matter")]
 fn bad_ranges_panic_as_in_a_btree_map_with_entries() {
     let map: ConcurrentDytisMap<u64, ()> = [(3, ())].into_iter().collect();
     let model = BTreeMap::from([(3_u64, ())]);

@@ -4,6 +4,8 @@
 //! `DYTIS_LONG_OPS=10000000 cargo test --release -p dytis --test long_run`, and `DYTIS_KEYS` names a
 //! folder of whole key sets.
 
+#![allow(clippy::print_stdout, reason = "a run of an hour says where it is")]
+
 #[path = "support/keysets.rs"]
 mod keysets;
 #[path = "support/ops.rs"]

@@ -1,5 +1,7 @@
 //! Calibration on rows whose times come from known constants.
 
+use std::fmt::Write as _;
+
 use hp_planner::{
     AnalyticCost, Calibration, Constants, Evaluator, FitKind, GpuType, Infeasible, MeasuredRow,
     Profile,
@@ -31,13 +33,7 @@ fn rows(constants: Constants, noise: impl Fn(usize) -> f64) -> Profile {
         }
     }
     let model = AnalyticCost::new().with_constants("A100-80", constants);
-    let without = format!(
-        "{HEADER}{}",
-        lines
-            .iter()
-            .map(|line| format!("{line},\n"))
-            .collect::<String>()
-    );
+    let without = format!("{HEADER}{},\n", lines.join(",\n"));
     let cases = Profile::read(without.as_bytes(), None).unwrap();
     let mut text = HEADER.to_owned();
     for (index, (line, row)) in lines.iter().zip(&cases.rows).enumerate() {
@@ -46,7 +42,7 @@ fn rows(constants: Constants, noise: impl Fn(usize) -> f64) -> Profile {
             .time(&case.problem(), &case.configuration)
             .unwrap()
             .total();
-        text += &format!("{line},{}\n", time * noise(index));
+        writeln!(text, "{line},{}", time * noise(index)).unwrap();
     }
     Profile::read(text.as_bytes(), None).unwrap()
 }

@@ -4,7 +4,7 @@ mod chart;
 
 use super::{Event, Observer};
 use crate::error::Error;
-use crate::record::TrainingReport;
+use crate::record::{FrontView, TrainingReport};
 use chart::{Chart, Series};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -25,37 +25,22 @@ impl HtmlReport {
 impl Observer for HtmlReport {
     fn observe(&mut self, event: &Event<'_>) -> Result<(), Error> {
         match event {
-            Event::Finished(report) => write(
-                &self.path,
-                &report.name,
-                std::slice::from_ref(*report),
-                None,
-            ),
+            // Better to learn of an unusable path before the run than after it.
+            Event::Started { name, .. } => write(&self.path, name, &[]),
+            Event::Finished(report) => {
+                write(&self.path, &report.name, std::slice::from_ref(*report))
+            }
             _ => Ok(()),
         }
     }
-}
-
-/// The Pareto front of the plan that the runs were laid out by.
-#[derive(Debug, Clone, PartialEq)]
-pub struct FrontView {
-    /// (iteration seconds, cost per iteration, label), by rising time.
-    pub points: Vec<(f64, f64, String)>,
-    /// Index of the chosen point.
-    pub chosen: usize,
 }
 
 /// Writes [`render`]'s page to `path`, creating the folder where it is missing.
 ///
 /// # Errors
 /// [`Error::Io`] naming the path.
-pub fn write(
-    path: &Path,
-    title: &str,
-    runs: &[TrainingReport],
-    front: Option<&FrontView>,
-) -> Result<(), Error> {
-    let page = render(title, runs, front);
+pub fn write(path: &Path, title: &str, runs: &[TrainingReport]) -> Result<(), Error> {
+    let page = render(title, runs);
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;
     }
@@ -63,8 +48,8 @@ pub fn write(
 }
 
 /// The page: a summary table, charts of loss, batch, learning rate, similarity and noise scale over steps with one line per run, the
-/// decisions of each run with their reasons, and the Pareto front with the choice marked.
-pub fn render(title: &str, runs: &[TrainingReport], front: Option<&FrontView>) -> String {
+/// decisions of each run that adapted with their reasons, and the first run's Pareto front with the choice marked.
+pub fn render(title: &str, runs: &[TrainingReport]) -> String {
     let mut page = format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>{0}</title><style>{STYLE}</style></head><body>\n<h1>{0}</h1>\n",
         escape(title)
@@ -74,7 +59,7 @@ pub fn render(title: &str, runs: &[TrainingReport], front: Option<&FrontView>) -
     for chart in charts(runs) {
         page += &chart.figure();
     }
-    if let Some(front) = front {
+    if let Some(front) = runs.iter().find_map(|r| r.front.as_ref()) {
         page += &front_chart(front).figure();
     }
     page += "</div>\n";
@@ -222,14 +207,14 @@ fn front_chart(front: &FrontView) -> Chart {
     let line = front
         .points
         .iter()
-        .map(|p| (p.0 * 1e3, p.1))
+        .map(|p| (p.0 * 1e3, p.1 * 1e3))
         .collect::<Vec<_>>();
     let chosen = line.get(front.chosen).copied().into_iter().collect();
     let label = front.points.get(front.chosen).map_or("", |p| p.2.as_str());
     Chart::new(
-        "Pareto front (simulated cluster)",
+        "Pareto front (simulated), in the currency of the prices",
         "ms per step",
-        "cost per step",
+        "cost per 1000 steps",
     )
     .with_series([
         Series::line("front", line.clone()),
@@ -240,7 +225,7 @@ fn front_chart(front: &FrontView) -> Chart {
 }
 
 fn decisions(run: &TrainingReport) -> String {
-    if run.decisions.is_empty() {
+    if run.decisions.iter().all(|d| d.to_batch == d.from_batch) {
         return String::new();
     }
     let mut rows = format!(

@@ -255,6 +255,19 @@ impl<T: Task> TrainerBuilder<T> {
     pub fn build(mut self) -> Result<Trainer<T>, Error> {
         let samples = self.check()?;
         let devices = self.allocate()?;
+        let smallest = devices.ranks() * self.local_batch;
+        if self.initial_batch < smallest {
+            let expected = format!(
+                "at least {smallest}, one micro-batch of {} for each of the {} workers",
+                self.local_batch,
+                devices.ranks()
+            );
+            return Err(Error::setting(
+                "initial_batch",
+                self.initial_batch,
+                expected,
+            ));
+        }
         let assignment = devices.assign(self.initial_batch)?;
         let names = devices.names();
 
@@ -303,6 +316,10 @@ impl<T: Task> TrainerBuilder<T> {
                 name: self.name.clone(),
                 termination: Termination::Interrupted,
                 devices: names,
+                front: match &devices {
+                    Devices::Simulated(cluster) => Some(cluster.front_view()),
+                    Devices::Local { .. } => None,
+                },
                 steps: Vec::new(),
                 validations: Vec::new(),
                 decisions: Vec::new(),

@@ -546,6 +546,7 @@ impl<K: TestKey, V: TestValue> Pair<K, V> {
     }
 
     /// Operations on all entries.
+    #[allow(clippy::too_many_lines, reason = "one arm per operation")]
     fn whole(&mut self, op: u8, source: &mut impl Source) {
         match op % 14 {
             0 => self.compare(),

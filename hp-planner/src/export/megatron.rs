@@ -8,6 +8,7 @@ use crate::training::{Precision, Recompute, Schedule, TrainingSpec};
 
 const LAUNCHER: Launcher = Launcher::Megatron;
 
+#[allow(clippy::too_many_lines, reason = "one flag after the other")]
 pub(super) fn flags(
     configuration: &Configuration,
     model: &ModelSpec,

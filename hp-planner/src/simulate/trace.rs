@@ -117,9 +117,12 @@ impl JobTrace {
     }
 }
 
+/// Batch per GPU, seconds per step, seconds of it in synchronisation.
+type Timing = (f64, f64, f64);
+
 impl Speed {
     fn read(path: &Path) -> Result<Self> {
-        let mut fewest: BTreeMap<u32, (usize, Vec<(f64, f64, f64)>)> = BTreeMap::new();
+        let mut fewest: BTreeMap<u32, (usize, Vec<Timing>)> = BTreeMap::new();
         for (line, [placement, batch, step, sync]) in
             rows(path, ["placement", "local_bsz", "step_time", "sync_time"])?
         {

@@ -254,6 +254,7 @@ impl<W: Workload> Rank<W> {
     }
 
     /// Everything of a step up to the point where all ranks know that it is good.
+    #[allow(clippy::too_many_lines, reason = "a step reads from top to bottom")]
     fn compute_and_reduce(
         &mut self,
         samples: &Arc<[u64]>,
@@ -382,9 +383,10 @@ impl<W: Workload> Rank<W> {
                 0,
             ));
         }
+        // Observers measure only what all ranks found good, or they would report what a lost micro-batch leaves behind.
+        agreement.settle(&*self.communicator)?;
         self.observe_reduced()
             .map_err(|error| self.give_up(error))?;
-        agreement.settle(&*self.communicator)?;
         timings.communicate = started.elapsed();
         Ok((agreement, norm, timings))
     }
