@@ -115,8 +115,9 @@ fn adaptive_policies_beat_the_fixed_one() {
 #[test]
 fn preemptions_cost_time_and_are_reproducible() {
     let dir = folder("spot");
+    // The fixed job takes 1,064 s: gaps of 300 s on average put several preemptions into it.
     let options = SimulationOptions {
-        preemption_seconds: 1500.0,
+        preemption_seconds: 300.0,
         checkpoint_seconds: 100.0,
         ..SimulationOptions::default()
     };

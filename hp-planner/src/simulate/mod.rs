@@ -300,7 +300,8 @@ struct Spot {
 impl Spot {
     fn new(options: &SimulationOptions, group: usize) -> Self {
         let mut spot = Self {
-            state: options.seed ^ (group as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15),
+            // Scrambled, because states that differ by a multiple of the increment below give shifted copies of one stream.
+            state: options.seed ^ scramble(group as u64),
             // A job that is preempted faster than it restarts and gets back to its checkpoint would never end.
             mean: options
                 .preemption_seconds
@@ -318,15 +319,19 @@ impl Spot {
         }
     }
 
-    /// `SplitMix64`, then the inverse of the exponential distribution.
+    /// A step of `SplitMix64`, then the inverse of the exponential distribution.
     fn advance(&mut self) {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut bits = self.state;
-        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        let unit = ((bits ^ (bits >> 31)) >> 11) as f64 / (1_u64 << 53) as f64;
+        let unit = (scramble(self.state) >> 11) as f64 / (1_u64 << 53) as f64;
         self.next += self.mean * -(1.0 - unit).ln().min(-1e-9);
     }
+}
+
+/// The output function of `SplitMix64`, a bijection (Steele et al. 2014).
+const fn scramble(bits: u64) -> u64 {
+    let bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    bits ^ (bits >> 31)
 }
 
 /// One line per job and policy.
