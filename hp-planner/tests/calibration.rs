@@ -47,9 +47,11 @@ fn rows(constants: Constants, noise: impl Fn(usize) -> f64) -> Profile {
     Profile::read(text.as_bytes(), None).unwrap()
 }
 
+/// A stack that is slower than the catalogue says (0.6 and 0.8) in products *and* memory: errors of opposite signs would
+/// cancel in the sum of both times and hide what calibration has to find.
 fn constants() -> Constants {
     Constants {
-        gemm_efficiency: 0.72,
+        gemm_efficiency: 0.48,
         memory_efficiency: 0.6,
         launch: 2e-5,
         intra_efficiency: 0.55,
@@ -83,7 +85,10 @@ fn held_out_rows_are_predicted_from_fitted_constants() {
     let fitted = error(&calibration, &test);
     let catalogue = error(&Calibration::catalogue(), &test);
     assert!(fitted < 0.01, "{fitted}");
-    assert!(catalogue > 0.1, "{catalogue}");
+    assert!(
+        catalogue > 0.1 && catalogue > 20.0 * fitted,
+        "{catalogue} {fitted}"
+    );
     for (_, fit) in calibration.fits() {
         fit.constants.validate().unwrap();
     }
