@@ -1,4 +1,4 @@
-//! A small command line around `hp-planner`: plan, predict, evaluate.
+//! A small command line around `hp-planner`: plan, predict, evaluate, simulate, jabas.
 //!
 //! ```text
 //! cargo run --release --example plan -- plan --cluster examples/data/cluster.toml --model examples/data/model.toml --training examples/data/training.toml
@@ -16,6 +16,8 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
 use hp_planner::export::{self, Launcher};
+use hp_planner::jabas::{JabasOptions, JabasProfile};
+use hp_planner::simulate::{SimulationOptions, simulate};
 use hp_planner::{
     Calibration, ClusterSpec, Evaluator, Infeasible, MeasuredRow, ModelSpec, Objective, Planner,
     Profile, TrainingSpec, split,
@@ -36,6 +38,10 @@ enum Command {
     Predict(PredictArgs),
     /// Compare predictions with measurements that calibration has not seen
     Evaluate(EvaluateArgs),
+    /// Replay adaptive jobs from measured traces under five policies
+    Simulate(SimulateArgs),
+    /// Solve JABAS's configuration problem for its profile folder
+    Jabas(JabasArgs),
 }
 
 #[derive(Args)]
@@ -93,6 +99,30 @@ struct EvaluateArgs {
     verbose: bool,
 }
 
+#[derive(Args)]
+struct SimulateArgs {
+    /// Folder with one folder per job
+    #[arg(long)]
+    trace: PathBuf,
+    #[arg(long)]
+    cluster: PathBuf,
+    /// Seed of the preemptions of spot groups
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+}
+
+#[derive(Args)]
+struct JabasArgs {
+    /// Folder that JABAS's profiler wrote
+    dir: PathBuf,
+    /// Global batches to solve for
+    #[arg(long = "batch", value_delimiter = ',', default_values_t = [64, 128, 256, 512, 1024, 2048, 4096])]
+    batches: Vec<u64>,
+    /// Meet every batch exactly, where JABAS takes the nearest even multiple of a local batch
+    #[arg(long)]
+    exact: bool,
+}
+
 fn main() {
     if let Err(error) = run(Cli::parse().command) {
         eprintln!("error: {error:#}");
@@ -105,6 +135,8 @@ fn run(command: Command) -> Result<()> {
         Command::Plan(args) => plan(&args),
         Command::Predict(args) => predict(&args),
         Command::Evaluate(args) => evaluate(&args),
+        Command::Simulate(args) => replay(&args),
+        Command::Jabas(args) => jabas(&args),
     }
 }
 
@@ -240,6 +272,50 @@ fn evaluate(args: &EvaluateArgs) -> Result<()> {
         _ => bail!("give either --train FILE --test FILE or --split FRACTION FILE"),
     }
     print!("{}", evaluator.finish());
+    Ok(())
+}
+
+fn replay(args: &SimulateArgs) -> Result<()> {
+    let cluster = ClusterSpec::from_path(&args.cluster)?;
+    let options = SimulationOptions {
+        seed: args.seed,
+        ..SimulationOptions::default()
+    };
+    print!("{}", simulate(&args.trace, &cluster, &options)?);
+    Ok(())
+}
+
+fn jabas(args: &JabasArgs) -> Result<()> {
+    let profile = JabasProfile::from_dir(&args.dir)?;
+    let options = JabasOptions {
+        exact_batch: args.exact,
+        ..JabasOptions::default()
+    };
+    println!(
+        "{:>8} {:>8} {:>8} {:>12} {:>12}  workers x rounds per unit",
+        "asked", "global", "local", "iteration s", "samples/s"
+    );
+    for &batch in &args.batches {
+        let plan = profile
+            .solve(batch, options)
+            .with_context(|| format!("global batch {batch}"))?;
+        let units: Vec<String> = plan
+            .units
+            .iter()
+            .map(|unit| {
+                let server = &profile.servers[unit.server];
+                format!("{} {}x{}", server.name, unit.workers, unit.rounds)
+            })
+            .collect();
+        println!(
+            "{batch:>8} {:>8} {:>8} {:>12.6} {:>12.3}  {}",
+            plan.global_batch,
+            plan.local_batch,
+            plan.iteration_time,
+            plan.throughput(),
+            units.join(", ")
+        );
+    }
     Ok(())
 }
 
