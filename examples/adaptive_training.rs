@@ -51,7 +51,7 @@ struct Options {
     #[arg(long, default_value_t = 16)]
     min_batch: usize,
     /// Largest global batch, in samples.
-    #[arg(long, default_value_t = 128)]
+    #[arg(long, default_value_t = 256)]
     max_batch: usize,
     /// Samples per micro-batch.
     #[arg(long, default_value_t = 8)]

@@ -1,12 +1,15 @@
 //! The trainer through its public face: the data are used exactly once, decisions repeat, layouts do not matter, errors name the thing.
 
+use burn::tensor::{Device, Tensor};
 use hpmd::adaptive_batch::{BatchLimits, NoiseScaleController};
-use hpmd::hp_planner::{ClusterSpec, Objective};
+use hpmd::hp_planner::{ClusterSpec, ModelSpec, Objective};
+use hpmd::iidp::{BoxError, MicroBatch, Mode, Workload};
 use hpmd::observer::{Event, JsonLines, Observer, Observers, report};
 use hpmd::{
-    CharCorpus, CharGptConfig, CharGptTask, Error, SimulatedCluster, StopFlag, Termination,
+    CharCorpus, CharGptConfig, CharGptTask, Error, SimulatedCluster, StopFlag, Task, Termination,
     Trainer, TrainerBuilder, TrainingReport,
 };
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
 const CLUSTER: &str = r#"
@@ -180,6 +183,14 @@ fn a_simulated_cluster_lays_out_the_run_and_prices_it() {
         "{cost} against {time} s at {hourly} per hour"
     );
 
+    let page = report::render("Title", std::slice::from_ref(&report));
+    let front = report.front.unwrap();
+    assert!(page.contains("Pareto front (simulated)") && page.contains("chosen: "));
+    assert!(
+        page.contains(&front.points[front.chosen].2),
+        "the choice is not named"
+    );
+
     let seen = seen.lock().unwrap();
     assert_eq!(
         (seen.first(), seen.last()),
@@ -255,6 +266,7 @@ fn the_report_is_one_self_contained_page_and_events_are_lines_of_json() {
         .observers(Observers::none().with(JsonLines::create(&events).unwrap())));
 
     let page = report::render("Title", std::slice::from_ref(&report));
+    assert!(!page.contains("Pareto"), "a front without a plan");
     assert!(
         page.contains("<svg") && page.contains("a &lt;b&gt; &amp; c") && !page.contains("a <b>")
     );
@@ -289,5 +301,98 @@ fn the_report_is_one_self_contained_page_and_events_are_lines_of_json() {
     assert_eq!(
         serde_json::from_str::<TrainingReport>(&json).unwrap(),
         report
+    );
+}
+
+/// Counts how often each sample is trained on.
+struct Counting {
+    inner: CharGptTask,
+    drawn: Arc<Mutex<BTreeMap<u64, usize>>>,
+}
+
+impl Workload for Counting {
+    type Model = <CharGptTask as Workload>::Model;
+
+    fn init(&self, device: &Device) -> Result<Self::Model, BoxError> {
+        self.inner.init(device)
+    }
+
+    fn loss(
+        &self,
+        model: &Self::Model,
+        batch: &MicroBatch<'_>,
+        device: &Device,
+    ) -> Result<Tensor<1>, BoxError> {
+        if batch.mode == Mode::Train {
+            let mut drawn = self.drawn.lock().unwrap();
+            for &key in batch.samples {
+                *drawn.entry(key).or_default() += 1;
+            }
+        }
+        self.inner.loss(model, batch, device)
+    }
+}
+
+impl Task for Counting {
+    fn training_samples(&self) -> &[u64] {
+        self.inner.training_samples()
+    }
+
+    fn validation_samples(&self) -> &[u64] {
+        self.inner.validation_samples()
+    }
+
+    fn model_spec(&self) -> ModelSpec {
+        self.inner.model_spec()
+    }
+
+    fn sample_tokens(&self) -> u32 {
+        self.inner.sample_tokens()
+    }
+}
+
+#[test]
+fn an_epoch_visits_every_sample_exactly_once_while_the_batch_changes() {
+    let drawn = Arc::new(Mutex::new(BTreeMap::new()));
+    let counting = Counting {
+        inner: task(),
+        drawn: Arc::clone(&drawn),
+    };
+    let keys = counting.training_samples().to_vec();
+    let epoch = keys.len() / 4 * 4;
+    let report = Trainer::builder(counting)
+        .device_speeds(vec![1.0, 0.5])
+        .local_batch(4)
+        .initial_batch(12)
+        .interval(3)
+        .samples(epoch as u64)
+        .learning_rate(3e-3)
+        .controller(controller())
+        .build()
+        .unwrap()
+        .run()
+        .unwrap();
+    let sizes: BTreeSet<usize> = report.steps.iter().map(|s| s.batch).collect();
+    assert!(sizes.len() > 1, "the batch never changed: {sizes:?}");
+    let drawn = drawn.lock().unwrap();
+    assert_eq!(drawn.len(), epoch);
+    assert!(
+        drawn
+            .iter()
+            .all(|(key, times)| *times == 1 && keys.contains(key))
+    );
+}
+
+#[test]
+fn a_loss_that_is_not_finite_is_named_with_rank_and_micro_batch() {
+    let trainer = adaptive()
+        .local_devices(2)
+        .learning_rate(1e30)
+        .build()
+        .unwrap();
+    let message = trainer.run().unwrap_err().to_string();
+    assert!(
+        message.contains("rank") && message.contains("micro-batch") && message.contains("loss"),
+        "{message}"
     );
 }
