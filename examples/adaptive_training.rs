@@ -57,7 +57,7 @@ struct Options {
     #[arg(long, default_value_t = 8)]
     local_batch: usize,
     /// Samples per run, a multiple of the local batch.
-    #[arg(long, default_value_t = 16_000)]
+    #[arg(long, default_value_t = 12_000)]
     samples: u64,
     /// Learning rate at the smallest batch.
     #[arg(long, default_value_t = 2e-3, allow_negative_numbers = true)]
