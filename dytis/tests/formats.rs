@@ -44,7 +44,7 @@ fn parallel_iterators_see_every_pair_once() {
     let mut map: DytisMap<u64, u64> = (0..100_000_u64).map(|i| (i * i, i)).collect();
     assert_eq!(
         (&map).into_par_iter().map(|(_, v)| *v).sum::<u64>(),
-        (0..100_000).sum()
+        (0..100_000_u64).sum::<u64>()
     );
     assert_eq!((&map).into_par_iter().count(), map.len());
     (&mut map).into_par_iter().for_each(|(_, v)| *v += 1);

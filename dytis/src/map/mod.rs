@@ -425,7 +425,8 @@ impl<K: Key, V> DytisMap<K, V> {
     /// The pairs of a range of keys, in order. Computes in O(log n).
     ///
     /// # Panics
-    /// If the range's start is greater than its end, or if both are equal and excluded: exactly where `BTreeMap::range` does.
+    /// If the range's start is greater than its end, or if both are equal and excluded: where `BTreeMap::range` is documented
+    /// to. An empty map panics too, where std's lets such a range pass as long as it has no root.
     ///
     /// # Examples
     /// ```

@@ -12,12 +12,13 @@
 //!    within its budget (a constant number of slots per child);
 //! 3. **nest**: where the row would become sparse because the keys are *dense* here, the segment's slots get a directory of
 //!    their own with `x` as its base;
-//! 4. **re-root**: where it would become sparse because the keys are *far away*, a coarser directory is put above this one.
+//! 4. **re-root**: where it would become sparse because the keys are *far away*, they leave it for a slot of the closest directory
+//!    above that reaches so far, or a coarser directory is put above this one.
 //!
 //! Each way leaves at least a quarter of the segment's buckets on both sides (but for ascending and descending loads, which
 //! leave full segments behind), so the number of segments is bounded by the number of keys whatever these are, and with it
-//! the slots. A nested directory starts with two slots and a budget of over 64, so each level down gains some five
-//! bits of shift before the next one opens: the depth is a small constant for any keys.
+//! the slots. The depth has no such bound: where dense groups of keys appear one after the other at far-apart places, each may
+//! bring a level (`tests/worst_cases.rs`, "moving hot spot").
 
 use super::segment::Segment;
 use alloc::boxed::Box;
@@ -88,13 +89,17 @@ pub(crate) enum Placement {
     Slot(u64, Doubled),
     /// The row would be too sparse, since the keys are dense.
     Nest(u64),
-    /// The row would be too sparse, since the keys are far from it: beyond its end or else before its start. The shift is that
-    /// of a directory of which this one would fill a slot.
-    Reroot {
-        boundary: u64,
-        shift: u32,
-        beyond_end: bool,
-    },
+    /// The row would be too sparse, since the keys are far from it.
+    Reroot(Far),
+}
+
+/// A boundary far from a directory.
+pub(crate) struct Far {
+    pub(crate) boundary: u64,
+    /// Shift of a directory of which the one it is far from would fill a slot.
+    pub(crate) shift: u32,
+    /// Whether it lies beyond the directory's end, or else before its start.
+    pub(crate) beyond_end: bool,
 }
 
 /// How often a placement has halved the slots.
@@ -226,11 +231,11 @@ impl Directory {
                 Placement::Nest(key)
             } else {
                 let shift = key.abs_diff(self.base).max(1).ilog2().max(self.shift);
-                Placement::Reroot {
+                Placement::Reroot(Far {
                     boundary: key,
                     shift,
                     beyond_end: index > last,
-                }
+                })
             };
         }
         // Extend by half of the row, so that a row that grows at one end is not rebuilt at every split.

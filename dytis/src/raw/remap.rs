@@ -8,7 +8,7 @@
 //!    new key is beyond the bucket's end. Loads in order thus leave full buckets behind.
 //! 4. **split** the segment, when it has all its buckets (see [`super::directory`]).
 
-use super::directory::{Child, Cut, Directory, Placement, Slot};
+use super::directory::{Child, Cut, Directory, Far, Placement, Slot};
 use super::edge::Place;
 use super::search::{PAD, flip, unflip};
 use super::segment::Segment;
@@ -253,45 +253,97 @@ impl<V> RawMap<V> {
             let path = self.path(bits);
             self.counters.splits += 1;
 
-            let (boundary, shift) = match path.last() {
-                None => (round_within(&cut), width_within(&cut)),
-                Some(&parent) => {
-                    let budget = self.params.slot_budget((*parent).children() + 1);
-                    match (*parent).place(&cut, budget) {
-                        Placement::Slot(boundary, halved) => {
-                            self.counters.doublings += u64::from(halved);
-                            let right = self.divide(segment, boundary);
-                            (*parent).divide(old, boundary, old, Slot::segment(right));
-                            return;
-                        }
-                        Placement::Nest(boundary) => (boundary, width_within(&cut)),
-                        Placement::Reroot {
-                            boundary,
-                            shift,
-                            beyond_end,
-                        } => {
-                            let right = Slot::segment(self.divide(segment, boundary));
-                            let parent_slot = Slot::directory(parent);
-                            // The half that the old directory's range reaches stays in it.
-                            let above = if beyond_end {
-                                Directory::new(boundary, shift, parent_slot, right)
-                            } else {
-                                (*parent).replace(bits, right);
-                                Directory::new(boundary, shift, old, parent_slot)
-                            };
-                            self.replace_above(
-                                &path[..path.len() - 1],
-                                bits,
-                                Slot::directory(above),
-                            );
-                            return;
-                        }
-                    }
-                }
+            let Some((&parent, above)) = path.split_last() else {
+                self.nest(&path, &cut, round_within(&cut), segment, bits);
+                return;
             };
+            let budget = self.params.slot_budget((*parent).children() + 1);
+            match (*parent).place(&cut, budget) {
+                Placement::Slot(boundary, halved) => {
+                    self.counters.doublings += u64::from(halved);
+                    let right = self.divide(segment, boundary);
+                    (*parent).divide(old, boundary, old, Slot::segment(right));
+                }
+                Placement::Nest(boundary) => self.nest(&path, &cut, boundary, segment, bits),
+                Placement::Reroot(far) => self.reroot(parent, above, &cut, far, segment, bits),
+            }
+        }
+    }
+
+    /// Splits a segment at `boundary` and gives its halves a directory of their own, at the end of `path`.
+    unsafe fn nest(
+        &mut self,
+        path: &[*mut Directory],
+        cut: &Cut,
+        boundary: u64,
+        segment: *mut Segment,
+        bits: u64,
+    ) {
+        // SAFETY: the segment is live and `path` leads to it, says the caller.
+        unsafe {
             let right = Slot::segment(self.divide(segment, boundary));
-            let nested = Slot::directory(Directory::new(boundary, shift, old, right));
-            self.replace_above(&path, bits, nested);
+            let nested = Directory::new(boundary, width_within(cut), Slot::segment(segment), right);
+            self.replace_above(path, bits, Slot::directory(nested));
+        }
+    }
+
+    /// Splits a segment at the edge of `parent` whose boundary is far from it: at a slot of the closest directory above that
+    /// reaches so far, or else of a new one above all that do not.
+    unsafe fn reroot(
+        &mut self,
+        mut parent: *mut Directory,
+        mut above: &[*mut Directory],
+        cut: &Cut,
+        mut far: Far,
+        segment: *mut Segment,
+        bits: u64,
+    ) {
+        // SAFETY: the path's directories are live. The segment is the outermost child of `parent`, and `parent` of each
+        // directory that it is replaced by, so what is beyond the boundary can leave them all at once.
+        unsafe {
+            let beyond_end = far.beyond_end;
+            let mut slot = None;
+            while let Some((&grand, rest)) = above.split_last() {
+                let budget = self.params.slot_budget((*grand).children() + 1);
+                match (*grand).place(cut, budget) {
+                    Placement::Slot(boundary, halved) => {
+                        self.counters.doublings += u64::from(halved);
+                        slot = Some((grand, boundary));
+                        break;
+                    }
+                    Placement::Reroot(further) if further.beyond_end == beyond_end => {
+                        (parent, above, far) = (grand, rest, further);
+                    }
+                    Placement::Nest(_) | Placement::Reroot(_) => break,
+                }
+            }
+            let boundary = slot.map_or(far.boundary, |(_, boundary)| boundary);
+            let inner = Slot::directory(parent);
+            let right = Slot::segment(self.divide(segment, boundary));
+            // The half that the old directory's range reaches stays in it.
+            let (left, right) = if beyond_end {
+                (inner, right)
+            } else {
+                Self::replace_innermost(parent, bits, right);
+                (Slot::segment(segment), inner)
+            };
+            if let Some((grand, _)) = slot {
+                (*grand).divide(inner, boundary, left, right);
+            } else {
+                let outer = Directory::new(boundary, far.shift, left, right);
+                self.replace_above(above, bits, Slot::directory(outer));
+            }
+        }
+    }
+
+    /// Puts `child` in the place of the segment that the way from `directory` to `bits` leads to.
+    unsafe fn replace_innermost(mut directory: *mut Directory, bits: u64, child: Slot) {
+        // SAFETY: slots lead to live directories.
+        unsafe {
+            while let Some(inner) = (*directory).get(bits).as_directory() {
+                directory = inner;
+            }
+            (*directory).replace(bits, child);
         }
     }
 
