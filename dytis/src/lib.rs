@@ -31,8 +31,10 @@
 //! start, for which the directory may **double**. Removals undo all that and give memory back.
 //!
 //! # What to expect
-//! - Any sequence of keys costs O(log n) per operation, and at most 24 bytes per `u64 -> u64` pair in maps of some size: see
-//!   [`DytisMap::memory_usage`] and [`DytisMap::stats`].
+//! - An operation is a descent through the directories and a constant number of steps from there. The directories are few for most
+//!   keys; dense groups that appear one after the other at far-apart places may bring a level each.
+//! - At most 24 bytes per `u64 -> u64` pair in maps of some size (32 where keys close in on one point), on all the sequences of
+//!   `tests/worst_cases.rs`: see [`DytisMap::memory_usage`] and [`DytisMap::stats`].
 //! - Every key of the key type is valid.
 //! - A panic in code of yours - `Clone`, `Drop`, a predicate - leaves the map usable; it may leak, but never corrupts.
 //! - A map with a single pair takes 1.5 KB: for many small maps take `BTreeMap`.

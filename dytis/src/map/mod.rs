@@ -24,8 +24,9 @@ use core::ops::{Bound, RangeBounds};
 /// An ordered map with the face of [`BTreeMap`](alloc::collections::BTreeMap), for keys that embed into `u64`.
 ///
 /// Keys are yielded by value, since they are [`Copy`] and kept as bits. Complexities are stated for `n` pairs; "O(log n)" is
-/// the descent through the directories (one, or a small constant number of them) and a constant number of steps from there,
-/// whatever the keys are. See the [crate's documentation](crate) for how it works.
+/// the descent through the directories and a constant number of steps from there. The directories are few for most keys, but
+/// no bound is proven: dense groups that appear one after the other at far-apart places may bring a level each
+/// ([`Stats::levels`] tells). See the [crate's documentation](crate) for how it works.
 ///
 /// # Examples
 /// ```
