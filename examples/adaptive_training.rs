@@ -181,7 +181,14 @@ fn check(options: &Options) -> Result<()> {
 }
 
 fn task(options: &Options) -> Result<CharGptTask> {
-    let corpus = CharCorpus::from_path(&options.corpus, options.context, options.context, 0.05)?;
+    // A few dozen validation samples are enough to see that everything works.
+    let validation = if options.smoke { 0.002 } else { 0.05 };
+    let corpus = CharCorpus::from_path(
+        &options.corpus,
+        options.context,
+        options.context,
+        validation,
+    )?;
     let shape = CharGptConfig {
         layers: options.layers,
         width: options.width,
