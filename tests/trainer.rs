@@ -367,7 +367,8 @@ fn an_epoch_visits_every_sample_exactly_once_while_the_batch_changes() {
         .interval(3)
         .samples(epoch as u64)
         .learning_rate(3e-3)
-        .controller(controller())
+        // So many noise scales that the batch grows within the epoch.
+        .controller(NoiseScaleController::new(200.0, BatchLimits::new(12, 48, 4).unwrap()).unwrap())
         .build()
         .unwrap()
         .run()
