@@ -51,8 +51,7 @@ struct MeteredAccumulation {
     meter: GradientMeter,
     /// `None` on all ranks but the first.
     report_to: Option<Measured>,
-    /// Samples of each micro-batch of this step, and how many tensors it gave a gradient; for those it did not use, see
-    /// [`Self::measure_unused`].
+    /// What each micro-batch of this step gave a gradient to; for the rest see [`Self::measure_unused`].
     used: BTreeMap<u64, Used>,
     stats: Option<MicroBatchStats>,
 }

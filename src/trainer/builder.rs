@@ -313,7 +313,7 @@ impl<T: Task> TrainerBuilder<T> {
             observers: self.observers,
             stop: self.stop,
             report: TrainingReport {
-                name: self.name.clone(),
+                name: self.name,
                 termination: Termination::Interrupted,
                 devices: names,
                 front: match &devices {
@@ -324,7 +324,6 @@ impl<T: Task> TrainerBuilder<T> {
                 validations: Vec::new(),
                 decisions: Vec::new(),
             },
-            name: self.name,
             devices,
         })
     }

@@ -72,7 +72,6 @@ struct Limits {
 /// ```
 #[derive(Debug)]
 pub struct Trainer<T: Task> {
-    name: String,
     executor: Executor<T>,
     devices: Devices,
     assignment: Assignment,
@@ -105,7 +104,7 @@ impl<T: Task> Trainer<T> {
     /// Of the executor (a step that failed was rolled back), of the gradient statistics, of an observer.
     pub fn run(mut self) -> Result<TrainingReport, Error> {
         self.observers.emit(&Event::Started {
-            name: &self.name,
+            name: &self.report.name,
             samples: self.limits.samples,
             devices: &self.report.devices,
         })?;
@@ -126,16 +125,12 @@ impl<T: Task> Trainer<T> {
                 break Termination::StepLimit;
             }
             self.step()?;
-            if self
-                .limits
-                .validate_every
-                .is_some_and(|every| self.report.samples() / every > validated)
-            {
-                validated = self
-                    .limits
-                    .validate_every
-                    .map_or(0, |every| self.report.samples() / every);
-                self.validate()?;
+            if let Some(every) = self.limits.validate_every {
+                let due = self.report.samples() / every;
+                if due > validated {
+                    validated = due;
+                    self.validate()?;
+                }
             }
         };
         if self.report.validations.last().map(|v| v.samples) != Some(self.report.samples()) {
