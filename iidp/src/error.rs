@@ -80,6 +80,24 @@ pub enum Error {
         /// The length it should have.
         expected: usize,
     },
+    /// A dimension that cannot be cut into as many equal parts as a layout asks for.
+    #[error(
+        "{dimension} of {size} cannot be cut into {parts_name} = {parts} equal parts: {parts_name} = {nearest_parts} or a size of {nearest_size} would do"
+    )]
+    Indivisible {
+        /// What is to be cut, such as `heads` or `vocabulary`.
+        dimension: String,
+        /// Its size.
+        size: usize,
+        /// The dimension of the layout, such as `tp`.
+        parts_name: &'static str,
+        /// Its size in the layout.
+        parts: usize,
+        /// The nearest size of the layout's dimension that would do.
+        nearest_parts: usize,
+        /// The nearest size, from there upwards, that could be cut.
+        nearest_size: usize,
+    },
     /// A setting or argument that cannot be used.
     #[error("{what}: {problem}")]
     Invalid {

@@ -13,6 +13,7 @@ pub mod models;
 pub mod optimizer;
 mod permutation;
 pub mod sampler;
+mod shard;
 mod topology;
 mod worker;
 
@@ -29,4 +30,5 @@ pub use executor::{
 };
 pub use optimizer::{AdamWConfig, OptimizerConfig};
 pub use sampler::ShardedSampler;
+pub use shard::ShardSpec;
 pub use topology::{Coordinates, ParallelDims, Topology, WorkerLayout};
