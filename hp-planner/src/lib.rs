@@ -31,7 +31,7 @@ pub use calibration::{Calibration, Fit, FitKind, MemoryConstants, Prediction};
 pub use cluster::{ClusterSpec, GpuType, Link, NodeGroup, PeakRates};
 pub use cost::analytic::AnalyticCost;
 pub use cost::constants::Constants;
-pub use cost::{CostModel, Problem};
+pub use cost::{CostModel, Problem, ReplicaKind, ShapeChoice, ShapeCost};
 pub use error::{Error, Infeasible, Place, Result};
 pub use evaluation::{ErrorSummary, Evaluation, Evaluator, Regret, split};
 pub use model::{Head, Layer, ModelSpec, Transformer};

@@ -1,17 +1,17 @@
 //! The analytic cost model: kernels, collectives, pipeline, reduction and update put together.
 
+mod shape;
+
 use crate::cluster::ClusterSpec;
 use crate::cost::collective::Fabric;
 use crate::cost::compute::{self, Device, PassTime, Shard};
 use crate::cost::constants::Constants;
-use crate::cost::memory;
 use crate::cost::shapes::{ShapeFactors, ShapeKey, ShapeTable};
-use crate::cost::{CostModel, Problem};
+use crate::cost::{CostModel, Problem, ReplicaKind, ShapeChoice, ShapeCost};
 use crate::error::Infeasible;
-use crate::plan::{
-    Configuration, DeviceMemory, Estimate, MemoryBreakdown, ReplicaGroup, Stage, TimeBreakdown,
-};
+use crate::plan::{Configuration, DeviceMemory, Estimate, ParallelDims, Stage, TimeBreakdown};
 use crate::training::{Recompute, Schedule};
+use shape::Shape;
 
 /// Predicts time and memory from the model's shape and the data sheets, with a few [`Constants`] per GPU type.
 ///
@@ -317,249 +317,6 @@ impl AnalyticCost {
             (sum / tp, 0.0)
         }
     }
-
-    /// Memory of one GPU of stage `index` of a replica.
-    pub(crate) fn stage_memory(
-        problem: &Problem<'_>,
-        configuration: &Configuration,
-        replicas: &ReplicaGroup,
-        index: usize,
-    ) -> MemoryBreakdown {
-        let stage = &replicas.stages[index];
-        let training = problem.training;
-        let dims = &configuration.dims;
-        let shard = shard(problem, configuration, stage);
-        let (dense, experts) = Self::stage_parameters(problem, configuration, stage);
-        let ranks = f64::from(dims.dp) * f64::from(dims.cp);
-        let copies = f64::from(replicas.virtual_workers);
-        let mut memory = memory::model_state(dense, configuration.zero, ranks, copies, training);
-        if experts > 0.0 {
-            let expert_ranks = (ranks / f64::from(dims.ep)).max(1.0);
-            let state =
-                memory::model_state(experts, configuration.zero, expert_ranks, copies, training);
-            memory.parameters += state.parameters;
-            memory.gradients += state.gradients;
-            memory.optimizer += state.optimizer;
-        }
-        let end = stage.first_layer + stage.layers;
-        let mut kept = 0.0;
-        let mut fullest = 0.0_f64;
-        if let Some(shape) = &problem.model.transformer {
-            for (layer, times) in distinct_blocks(shape, stage) {
-                kept += times * memory::block_activations(shape, layer, &shard);
-                // While a recomputed block is in its backward pass all its activations exist once.
-                let whole = Shard {
-                    recompute: Recompute::None,
-                    ..shard
-                };
-                fullest = fullest.max(memory::block_activations(shape, layer, &whole));
-            }
-        } else {
-            for layer in &problem.model.layers[stage.first_layer as usize..end as usize] {
-                kept += memory::layer_activations(layer, &shard);
-                fullest = fullest.max(layer.activation_bytes * shard.samples * shard.element / 2.0);
-            }
-        }
-        let alive = in_flight(configuration, replicas, index);
-        let mut activations = kept * alive;
-        if configuration.recompute == Recompute::Full {
-            activations += fullest;
-        }
-        if let Some(shape) = &problem.model.transformer
-            && end == shape.layers
-        {
-            activations += memory::head_activations(shape, &shard);
-        }
-        memory.activations = copies * activations;
-        // Two layers' parameters are gathered at a time.
-        if configuration.zero == 3 {
-            let layer = dense / f64::from(stage.layers.max(1));
-            memory.buffers += 2.0 * layer * training.precision.bytes();
-        }
-        memory
-    }
-
-    /// Times of a replica's stages; stages in the middle that are alike are computed once.
-    fn stage_times(
-        &self,
-        problem: &Problem<'_>,
-        configuration: &Configuration,
-        replicas: &ReplicaGroup,
-    ) -> Vec<StageTime> {
-        let stages = &replicas.stages;
-        let uniform = problem
-            .model
-            .transformer
-            .as_ref()
-            .is_some_and(|shape| shape.experts == 0);
-        let mut times: Vec<StageTime> = Vec::with_capacity(stages.len());
-        for (index, stage) in stages.iter().enumerate() {
-            let alike = uniform
-                && index > 1
-                && index + 1 < stages.len()
-                && (
-                    stages[index - 1].group,
-                    stages[index - 1].layers,
-                    stages[index - 1].tp,
-                ) == (stage.group, stage.layers, stage.tp);
-            times.push(if alike {
-                times[index - 1]
-            } else {
-                self.stage_time(problem, configuration, stage, replicas.virtual_workers)
-            });
-        }
-        times
-    }
-
-    /// Iteration time of one kind of replica until all gradients are there, as (compute, collectives, bubble).
-    fn replica_time(
-        configuration: &Configuration,
-        replicas: &ReplicaGroup,
-        stages: &[StageTime],
-    ) -> (f64, f64, f64) {
-        let rounds = f64::from(replicas.accumulation_steps);
-        let one = |stage: &StageTime| stage.compute() + stage.collectives();
-        // The busiest stage works all the time between fill and drain.
-        let (mut busiest, mut slowest) = (0, 0.0);
-        for (index, stage) in stages.iter().enumerate() {
-            if one(stage) > slowest {
-                (busiest, slowest) = (index, one(stage));
-            }
-        }
-        let through: f64 = stages.iter().map(one).sum();
-        let transfers: f64 = stages.iter().map(|stage| stage.transfer).sum();
-        let chunks = f64::from(configuration.dims.vpp);
-        // Fill and drain take every other stage once, in chunks when interleaved (Narayanan et al. 2021, section 2.2.2);
-        // a zero-bubble schedule fills all but the forward pass of it with weight gradients (Qi et al. 2024, table 1).
-        let idle = match configuration.schedule {
-            Schedule::GPipe | Schedule::OneFOneB => (through - slowest) / chunks,
-            Schedule::ZbH1 => (through - slowest) / 3.0,
-            Schedule::Zb2p | Schedule::ZbV => 0.0,
-        };
-        let bubble = idle + 2.0 * transfers;
-        let stage = &stages[busiest];
-        (
-            rounds * stage.compute(),
-            rounds * stage.collectives(),
-            bubble,
-        )
-    }
-
-    /// Seconds between the first stage's last backward pass and the end of the iteration, as (reduction, update): every stage
-    /// reduces and updates when its own last backward pass is done, the later stages earlier.
-    fn tail(
-        &self,
-        problem: &Problem<'_>,
-        configuration: &Configuration,
-        replicas: &ReplicaGroup,
-        times: &[StageTime],
-    ) -> (f64, f64) {
-        let mut earlier = 0.0;
-        let mut worst = (0.0, 0.0);
-        for (stage, time) in replicas.stages.iter().zip(times) {
-            let update = self.update(problem, configuration, replicas, stage);
-            let reduction = self.reduction(problem, configuration, replicas, stage, time);
-            let visible = reduction + update - earlier;
-            if visible > worst.0 + worst.1 {
-                worst = (visible - update.min(visible), update.min(visible));
-            }
-            earlier += time.backward + time.backward_collectives;
-        }
-        worst
-    }
-
-    /// Seconds of data-parallel communication of one stage that do not hide behind its work.
-    fn reduction(
-        &self,
-        problem: &Problem<'_>,
-        configuration: &Configuration,
-        replicas: &ReplicaGroup,
-        stage: &Stage,
-        time: &StageTime,
-    ) -> f64 {
-        let dims = &configuration.dims;
-        let ranks = dims.dp * dims.cp;
-        if ranks <= 1 {
-            return 0.0;
-        }
-        let (dense, experts) = Self::stage_parameters(problem, configuration, stage);
-        let training = problem.training;
-        let mixed = configuration.allocation.groups().count() > 1;
-        // The ring is as slow as the slowest group in it.
-        let gather = |bytes: f64, ranks: u32| {
-            configuration
-                .allocation
-                .groups()
-                .map(|(group, _)| {
-                    let mut fabric = self.fabric(problem, group, ranks, stage.tp);
-                    if mixed {
-                        // Ranks of several groups are never all in one node.
-                        fabric.ranks_per_node = fabric.ranks_per_node.min(ranks.div_ceil(2));
-                    }
-                    fabric.all_gather(bytes, ranks)
-                })
-                .fold(0.0, f64::max)
-        };
-        let constants = self.constants(problem.cluster, stage.group);
-        let overlap = if training.overlap_reduce {
-            constants.overlap
-        } else {
-            0.0
-        };
-        let gradient = training.gradient_element_bytes();
-        let weight = training.precision.bytes();
-        let outer = (ranks / dims.ep).max(1);
-        let both = |bytes: f64| {
-            let mut seconds = gather(dense * bytes, ranks);
-            if experts > 0.0 {
-                seconds += gather(experts * bytes, outer);
-            }
-            seconds
-        };
-        if configuration.zero == 3 {
-            // For every micro-batch parameters are gathered forwards and backwards and gradients scattered.
-            let seconds = 2.0 * both(weight) + both(gradient);
-            let behind = overlap * (time.forward + time.backward);
-            return f64::from(replicas.accumulation_steps) * (seconds - behind).max(0.0);
-        }
-        // A reduction, or its two halves: gradients scattered, updated parameters gathered.
-        let second = if configuration.zero == 0 {
-            gradient
-        } else {
-            weight
-        };
-        let seconds = both(gradient) + both(second);
-        // Virtual workers are aggregated first, so only the last of them leaves time to hide behind.
-        let last = time.backward / f64::from(replicas.virtual_workers);
-        (seconds - overlap * last).max(0.0)
-    }
-
-    /// Optimizer update of one stage: state, gradient and parameters cross memory.
-    fn update(
-        &self,
-        problem: &Problem<'_>,
-        configuration: &Configuration,
-        replicas: &ReplicaGroup,
-        stage: &Stage,
-    ) -> f64 {
-        let training = problem.training;
-        let ranks = f64::from(configuration.dims.dp * configuration.dims.cp);
-        let per_parameter = 2.0 * training.optimizer_bytes()
-            + training.gradient_element_bytes()
-            + 2.0 * training.precision.bytes();
-        let (dense, experts) = Self::stage_parameters(problem, configuration, stage);
-        let sharded = if configuration.zero > 0 { ranks } else { 1.0 };
-        let gpu = problem.cluster.gpu_type(stage.group);
-        let constants = self.constants(problem.cluster, stage.group);
-        let device = Device::new(gpu, training.precision, &constants);
-        let parameters = dense + experts;
-        // Local aggregation adds the gradients of the other virtual workers and hands the parameters back.
-        let copies = f64::from(replicas.virtual_workers - 1)
-            * parameters
-            * (3.0 * training.gradient_element_bytes() + 2.0 * training.precision.bytes());
-        let bytes = parameters / sharded * per_parameter + copies;
-        (bytes / device.memory).max(4.0 * device.launch)
-    }
 }
 
 impl AnalyticCost {
@@ -573,38 +330,8 @@ impl AnalyticCost {
         configuration: &Configuration,
     ) -> Result<TimeBreakdown, Infeasible> {
         check(problem, configuration)?;
-        let mut slowest = (0.0, 0.0, 0.0);
-        let mut tail = (0.0, 0.0);
-        for replicas in &configuration.replicas {
-            let stages = self.stage_times(problem, configuration, replicas);
-            let time = Self::replica_time(configuration, replicas, &stages);
-            if time.0 + time.1 + time.2 > slowest.0 + slowest.1 + slowest.2 {
-                slowest = time;
-            }
-            let after = self.tail(problem, configuration, replicas, &stages);
-            if after.0 + after.1 > tail.0 + tail.1 {
-                tail = after;
-            }
-        }
-        let (compute, model_parallel, bubble) = slowest;
-        let mut overhead = 0.0_f64;
-        let mut jitter = 0.0_f64;
-        for (group, _) in configuration.allocation.groups() {
-            let constants = self.constants(problem.cluster, group);
-            overhead = overhead.max(constants.overhead);
-            jitter = jitter.max(constants.jitter);
-        }
-        overhead += jitter
-            * (configuration.dims.gpus() as f64).log2()
-            * (compute + model_parallel + bubble);
-        Ok(TimeBreakdown {
-            compute,
-            model_parallel,
-            bubble,
-            data_parallel: tail.0,
-            update: tail.1,
-            overhead,
-        })
+        let (mut shape, rounds) = self.shape_of(problem, configuration);
+        Ok(shape.time(&choice(configuration, &rounds)))
     }
 
     /// Memory of the devices, one entry per stage of each kind of replica.
@@ -617,7 +344,58 @@ impl AnalyticCost {
         configuration: &Configuration,
     ) -> Result<Vec<DeviceMemory>, Infeasible> {
         check(problem, configuration)?;
-        Ok(device_memory(problem, configuration))
+        let (shape, rounds) = self.shape_of(problem, configuration);
+        Ok(shape.memory(&choice(configuration, &rounds)))
+    }
+
+    /// The shape of a configuration, and for each group of its replicas the kind and the rounds.
+    fn shape_of<'a>(
+        &'a self,
+        problem: &Problem<'a>,
+        configuration: &Configuration,
+    ) -> (Shape<'a>, Vec<(usize, u32)>) {
+        let mut kinds: Vec<ReplicaKind<'_>> = Vec::new();
+        let rounds = configuration
+            .replicas
+            .iter()
+            .map(|replicas| {
+                let kind = ReplicaKind {
+                    stages: &replicas.stages,
+                    virtual_workers: replicas.virtual_workers,
+                };
+                let at = kinds.iter().position(|known| *known == kind);
+                let at = at.unwrap_or_else(|| {
+                    kinds.push(kind);
+                    kinds.len() - 1
+                });
+                (at, replicas.accumulation_steps)
+            })
+            .collect();
+        (
+            Shape::new(self, problem, configuration, kinds.into_iter()),
+            rounds,
+        )
+    }
+}
+
+/// What is chosen for the shape of a configuration.
+fn choice<'a>(configuration: &Configuration, rounds: &'a [(usize, u32)]) -> ShapeChoice<'a> {
+    ShapeChoice {
+        schedule: configuration.schedule,
+        zero: configuration.zero,
+        dp: configuration.dims.dp,
+        rounds,
+    }
+}
+
+/// Fraction of a round that a pipeline idles for every stage but the busiest: fill and drain take each once, in chunks when
+/// interleaved (Narayanan et al. 2021, section 2.2.2); a zero-bubble schedule fills all but the forward pass of it with
+/// weight gradients (Qi et al. 2024, table 1).
+fn fill(schedule: Schedule, chunks: u32) -> f64 {
+    match schedule {
+        Schedule::GPipe | Schedule::OneFOneB => 1.0 / f64::from(chunks),
+        Schedule::ZbH1 => 1.0 / 3.0,
+        Schedule::Zb2p | Schedule::ZbV => 0.0,
     }
 }
 
@@ -638,7 +416,10 @@ impl CostModel for AnalyticCost {
         problem: &Problem<'_>,
         configuration: &Configuration,
     ) -> Result<Estimate, Infeasible> {
-        let memory = self.memory(problem, configuration)?;
+        check(problem, configuration)?;
+        let (mut shape, rounds) = self.shape_of(problem, configuration);
+        let choice = choice(configuration, &rounds);
+        let memory = shape.memory(&choice);
         if let Some(device) = memory
             .iter()
             .filter(|device| device.bytes.total() > device.usable)
@@ -657,10 +438,29 @@ impl CostModel for AnalyticCost {
             });
         }
         Ok(Estimate {
-            time: self.time(problem, configuration)?,
+            time: shape.time(&choice),
             memory,
             price_per_hour: price_per_hour(problem.cluster, configuration),
         })
+    }
+
+    fn fill(&self, schedule: Schedule, chunks: u32) -> f64 {
+        fill(schedule, chunks)
+    }
+
+    fn shape<'a>(
+        &'a self,
+        problem: &Problem<'a>,
+        template: &Configuration,
+        kinds: &[ReplicaKind<'_>],
+    ) -> Option<Result<Box<dyn ShapeCost + 'a>, Infeasible>> {
+        let checked = kinds
+            .iter()
+            .try_for_each(|kind| check_stages(problem, &template.dims, kind.stages));
+        Some(checked.map(|()| {
+            let kinds = kinds.iter().copied();
+            Box::new(Shape::new(self, problem, template, kinds)) as Box<dyn ShapeCost + 'a>
+        }))
     }
 }
 
@@ -671,23 +471,6 @@ pub(crate) fn price_per_hour(cluster: &ClusterSpec, configuration: &Configuratio
         .groups()
         .map(|(group, gpus)| f64::from(gpus) * cluster.price_per_gpu_hour(group))
         .sum()
-}
-
-fn device_memory(problem: &Problem<'_>, configuration: &Configuration) -> Vec<DeviceMemory> {
-    let mut memory = Vec::new();
-    for (index, replicas) in configuration.replicas.iter().enumerate() {
-        for (position, stage) in replicas.stages.iter().enumerate() {
-            let gpu = problem.cluster.gpu_type(stage.group);
-            memory.push(DeviceMemory {
-                replicas: index,
-                stage: position,
-                group: stage.group,
-                bytes: AnalyticCost::stage_memory(problem, configuration, replicas, position),
-                usable: gpu.memory_bytes() * (1.0 - problem.training.memory_margin),
-            });
-        }
-    }
-    memory
 }
 
 /// Checks that the parts of a configuration fit each other, the model and the cluster.
@@ -725,7 +508,6 @@ pub(crate) fn check(
         }
     }
     for replicas in &configuration.replicas {
-        exact("stages", replicas.stages.len() as u64, u64::from(dims.pp))?;
         if replicas.micro_batches() == 0 {
             return Err(Infeasible::Exceeds {
                 what: "micro-batches per replica".to_owned(),
@@ -733,31 +515,17 @@ pub(crate) fn check(
                 have: 0,
             });
         }
-        let mut next = 0;
+        check_stages(problem, dims, &replicas.stages)?;
         for stage in &replicas.stages {
-            if stage.layers == 0 || stage.first_layer != next {
+            let have = configuration.allocation.gpus.get(stage.group);
+            if have.is_none_or(|&gpus| gpus == 0) {
                 return Err(Infeasible::Exceeds {
-                    what: "layers for pipeline stages".to_owned(),
-                    need: u64::from(dims.pp),
-                    have: u64::from(problem.model.depth()),
+                    what: format!("GPUs allocated from group {}", stage.group),
+                    need: u64::from(stage.tp),
+                    have: 0,
                 });
             }
-            next += stage.layers;
-            // Embedding and head can take the place of a block in a chunk each.
-            if stage.layers + 1 < dims.vpp {
-                return Err(Infeasible::Exceeds {
-                    what: "layers of a stage for model chunks".to_owned(),
-                    need: u64::from(dims.vpp),
-                    have: u64::from(stage.layers),
-                });
-            }
-            check_tensor(problem, stage)?;
         }
-        exact(
-            "layers in stages",
-            u64::from(next),
-            u64::from(problem.model.depth()),
-        )?;
     }
     if let Some(shape) = &problem.model.transformer
         && dims.ep > 1
@@ -765,6 +533,40 @@ pub(crate) fn check(
         divides("experts", shape.experts, dims.ep, "expert parallelism")?;
     }
     Ok(())
+}
+
+/// Checks that the stages of a replica fit each other and the model.
+fn check_stages(
+    problem: &Problem<'_>,
+    dims: &ParallelDims,
+    stages: &[Stage],
+) -> Result<(), Infeasible> {
+    exact("stages", stages.len() as u64, u64::from(dims.pp))?;
+    let mut next = 0;
+    for stage in stages {
+        if stage.layers == 0 || stage.first_layer != next {
+            return Err(Infeasible::Exceeds {
+                what: "layers for pipeline stages".to_owned(),
+                need: u64::from(dims.pp),
+                have: u64::from(problem.model.depth()),
+            });
+        }
+        next += stage.layers;
+        // Embedding and head can take the place of a block in a chunk each.
+        if stage.layers + 1 < dims.vpp {
+            return Err(Infeasible::Exceeds {
+                what: "layers of a stage for model chunks".to_owned(),
+                need: u64::from(dims.vpp),
+                have: u64::from(stage.layers),
+            });
+        }
+        check_tensor(problem, stage)?;
+    }
+    exact(
+        "layers in stages",
+        u64::from(next),
+        u64::from(problem.model.depth()),
+    )
 }
 
 fn check_tensor(problem: &Problem<'_>, stage: &Stage) -> Result<(), Infeasible> {
@@ -802,28 +604,6 @@ fn exact(what: &str, have: u64, need: u64) -> Result<(), Infeasible> {
             need,
             have,
         })
-    }
-}
-
-/// Micro-batches of which stage `index` keeps activations at the fullest moment, in units of the stage's layers.
-fn in_flight(configuration: &Configuration, replicas: &ReplicaGroup, index: usize) -> f64 {
-    let pp = f64::from(configuration.dims.pp);
-    let rounds = f64::from(replicas.accumulation_steps);
-    let behind = pp - index as f64;
-    match configuration.schedule {
-        Schedule::GPipe => rounds,
-        Schedule::OneFOneB | Schedule::ZbH1 => {
-            let chunks = f64::from(configuration.dims.vpp);
-            if chunks > 1.0 {
-                // Warm-up of the interleaved schedule: (v - 1) p + 2 (p - index - 1) chunks, and one running.
-                let warm = (chunks - 1.0) * pp + 2.0 * (behind - 1.0) + 1.0;
-                (warm / chunks).min(rounds)
-            } else {
-                behind.min(rounds)
-            }
-        }
-        Schedule::Zb2p => (2.0 * behind - 1.0).min(rounds),
-        Schedule::ZbV => pp.min(rounds),
     }
 }
 

@@ -15,6 +15,27 @@ pub struct Fabric {
     pub sharing: u32,
 }
 
+/// What collectives of a number of ranks take on a [`Fabric`].
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Ring {
+    /// Fraction of the bytes that cross every link; 0 for a single rank.
+    share: f64,
+    /// Bytes per second.
+    bandwidth: f64,
+    /// Seconds of one pass around.
+    latency: f64,
+}
+
+impl Ring {
+    /// As [`Fabric::all_gather`].
+    pub fn all_gather(&self, bytes: f64) -> f64 {
+        if self.share <= 0.0 || bytes <= 0.0 {
+            return 0.0;
+        }
+        self.share * bytes / self.bandwidth + self.latency
+    }
+}
+
 impl Fabric {
     /// Fabric of a group whose `ranks` members lie `stride` GPUs apart in nodes of `gpus_per_node`, all GPUs busy alike.
     ///
@@ -64,11 +85,20 @@ impl Fabric {
 
     /// Seconds of an all-gather to, or a reduce-scatter from, `bytes` per rank: `(p - 1) / p` of them cross every link.
     pub fn all_gather(&self, bytes: f64, ranks: u32) -> f64 {
-        if ranks <= 1 || bytes <= 0.0 {
-            return 0.0;
+        self.ring(ranks).all_gather(bytes)
+    }
+
+    /// The ring over `ranks`, for several collectives over the same ranks.
+    pub fn ring(&self, ranks: u32) -> Ring {
+        if ranks <= 1 {
+            return Ring::default();
         }
         let p = f64::from(ranks);
-        (p - 1.0) / p * bytes / self.bandwidth(ranks) + self.latency(ranks)
+        Ring {
+            share: (p - 1.0) / p,
+            bandwidth: self.bandwidth(ranks),
+            latency: self.latency(ranks),
+        }
     }
 
     /// Seconds of an all-to-all in which each rank holds `bytes`: what leaves a node shares its outer link.
