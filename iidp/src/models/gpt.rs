@@ -2,9 +2,9 @@
 
 use burn::module::{Initializer, Module};
 use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
-use burn::tensor::{Bool, Device, Int, Tensor, TensorData, activation};
+use burn::tensor::{Device, Int, Tensor, TensorData, activation};
 
-use super::{SampleDropout, check_sizes};
+use super::{SampleDropout, check_sizes, fused};
 use crate::Error;
 
 /// Settings of a [`Gpt`]. Weights start as in GPT-2: normal with deviation 0.02, projections into the residual stream
@@ -93,7 +93,7 @@ impl GptConfig {
             blocks: (0..self.layers)
                 .map(|_| Block::new(self, &normal, device))
                 .collect(),
-            norm: LayerNormConfig::new(self.width).init(device),
+            norm: layer_norm(self.width, device),
             head: (!self.tied).then(|| {
                 LinearConfig::new(self.width, self.vocabulary)
                     .with_bias(false)
@@ -103,6 +103,15 @@ impl GptConfig {
             dropout: self.dropout,
         })
     }
+}
+
+/// Added to variances.
+const EPSILON: f32 = 1e-5;
+
+fn layer_norm(width: usize, device: &Device) -> LayerNorm {
+    LayerNormConfig::new(width)
+        .with_epsilon(f64::from(EPSILON))
+        .init(device)
 }
 
 /// Pre-norm block: attention and a feed-forward layer with GELU, each added to the residual stream.
@@ -130,52 +139,25 @@ impl Block {
                 .init(device)
         };
         Self {
-            norm1: LayerNormConfig::new(width).init(device),
+            norm1: layer_norm(width, device),
             qkv: linear(width, 3 * width, normal),
             projection: linear(width, width, &residual),
-            norm2: LayerNormConfig::new(width).init(device),
+            norm2: layer_norm(width, device),
             up: linear(width, 4 * width, normal),
             down: linear(4 * width, width, &residual),
             heads: config.heads,
         }
     }
 
-    fn forward(
-        &self,
-        x: Tensor<3>,
-        future: Tensor<4, Bool>,
-        dropout: &mut SampleDropout<'_>,
-    ) -> Tensor<3> {
-        let attended = self.attention(self.norm1.forward(x.clone()), future);
+    fn forward(&self, x: Tensor<3>, dropout: &mut SampleDropout<'_>) -> Tensor<3> {
+        let qkv = self
+            .qkv
+            .forward(fused::layer_norm(&self.norm1, EPSILON, x.clone()));
+        let attended = self.projection.forward(fused::attention(qkv, self.heads));
         let x = x + dropout.apply(attended);
-        let hidden = activation::gelu(self.up.forward(self.norm2.forward(x.clone())));
+        let normed = fused::layer_norm(&self.norm2, EPSILON, x.clone());
+        let hidden = fused::gelu(self.up.forward(normed));
         x + dropout.apply(self.down.forward(hidden))
-    }
-
-    /// Causal self-attention (Vaswani et al. 2017, section 3.2) of `[samples, tokens, width]`.
-    fn attention(&self, x: Tensor<3>, future: Tensor<4, Bool>) -> Tensor<3> {
-        let [samples, tokens, width] = x.dims();
-        let head_width = width / self.heads;
-        let qkv = self.qkv.forward(x);
-        let part = |index: usize| -> Tensor<4> {
-            qkv.clone()
-                .slice([0..samples, 0..tokens, index * width..(index + 1) * width])
-                .reshape([samples, tokens, self.heads, head_width])
-                .swap_dims(1, 2)
-        };
-        // Scaling the queries costs less than scaling the scores.
-        let (query, key, value) = (
-            part(0).mul_scalar((head_width as f32).sqrt().recip()),
-            part(1),
-            part(2),
-        );
-        let scores = query.matmul(key.swap_dims(2, 3));
-        let weights = activation::softmax(scores.mask_fill(future, f32::NEG_INFINITY), 3);
-        let mixed = weights
-            .matmul(value)
-            .swap_dims(1, 2)
-            .reshape([samples, tokens, width]);
-        self.projection.forward(mixed)
     }
 }
 
@@ -205,11 +187,10 @@ impl Gpt {
         let positions = Tensor::<1, Int>::arange(0..tokens as i64, &device).unsqueeze::<2>();
         let x = self.tokens.forward(ids) + self.positions.forward(positions);
         let mut x = dropout.apply(x);
-        let future = Tensor::<2, Bool>::tril_mask([tokens, tokens], 0, &device).unsqueeze::<4>();
         for block in &self.blocks {
-            x = block.forward(x, future.clone(), &mut dropout);
+            x = block.forward(x, &mut dropout);
         }
-        let x = self.norm.forward(x);
+        let x = fused::layer_norm(&self.norm, EPSILON, x);
         match &self.head {
             Some(head) => head.forward(x),
             None => x.matmul(self.tokens.weight.val().transpose().unsqueeze()),

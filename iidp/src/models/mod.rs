@@ -5,7 +5,9 @@
 
 mod cnn;
 mod dropout;
+mod fused;
 mod gpt;
+mod kernels;
 mod mlp;
 
 pub use cnn::{Cnn, CnnConfig, ConvBlock};
