@@ -154,20 +154,21 @@ impl ParameterLayout {
         out
     }
 
-    /// Takes the gradients of `module` out of `gradients`, one entry per slot; `None` where the step did not use
-    /// the tensor. Zero-copy on the flex backend.
+    /// Takes the gradients of `module` out of `gradients` and adds them to `to`, telling `met` of each slot that had one.
+    /// Zero-copy on the flex backend.
     pub(crate) fn take_gradients<M: Module>(
         &self,
         module: &M,
         gradients: &mut Gradients,
-    ) -> FlatGradient {
-        let mut visitor = TakeGradients {
+        to: &mut FlatGradient,
+        met: impl FnMut(usize),
+    ) {
+        module.visit(&mut TakeGradients {
             layout: self,
             gradients,
-            out: (0..self.slots.len()).map(|_| None).collect(),
-        };
-        module.visit(&mut visitor);
-        FlatGradient { slots: visitor.out }
+            out: &mut to.slots,
+            met,
+        });
     }
 
     fn slot_of(&self, id: ParamId) -> Option<(Place, &ParameterSlot)> {
@@ -327,19 +328,37 @@ pub(crate) struct FlatGradient {
 }
 
 impl FlatGradient {
+    /// Nothing yet.
+    pub(crate) fn empty(layout: &ParameterLayout) -> Self {
+        Self {
+            slots: layout.slots.iter().map(|_| None).collect(),
+        }
+    }
+
     /// The gradient of slot `slot`; `None` when the micro-batch did not use it.
     pub(crate) fn slot(&self, slot: usize) -> Option<&[f32]> {
         self.slots[slot].as_ref().map(HostSlice::as_slice)
     }
+
+    /// Takes out the gradients of some slots.
+    pub(crate) fn take_if(&mut self, wanted: impl Fn(usize) -> bool) -> Self {
+        let take = |(slot, gradient): (usize, &mut Option<HostSlice>)| {
+            if wanted(slot) { gradient.take() } else { None }
+        };
+        Self {
+            slots: self.slots.iter_mut().enumerate().map(take).collect(),
+        }
+    }
 }
 
-struct TakeGradients<'a> {
+struct TakeGradients<'a, F> {
     layout: &'a ParameterLayout,
     gradients: &'a mut Gradients,
-    out: Vec<Option<HostSlice>>,
+    out: &'a mut [Option<HostSlice>],
+    met: F,
 }
 
-impl ModuleVisitor for TakeGradients<'_> {
+impl<F: FnMut(usize)> ModuleVisitor for TakeGradients<'_, F> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let Some(&i) = self.layout.by_id.get(&param.id) else {
             return;
@@ -347,18 +366,15 @@ impl ModuleVisitor for TakeGradients<'_> {
         let Some(gradient) = param.base().grad_remove(self.gradients) else {
             return;
         };
+        (self.met)(i);
         let gradient = HostSlice::of(gradient);
-        // Places of a tied tensor are separate leaves in a replica: their gradients add up.
+        // A tied tensor is several leaves in a replica, and may be met in several segments: its gradients add up.
         self.out[i] = Some(match self.out[i].take() {
             None => gradient,
-            Some(first) => HostSlice::Copy(
-                first
-                    .as_slice()
-                    .iter()
-                    .zip(gradient.as_slice())
-                    .map(|(a, b)| a + b)
-                    .collect(),
-            ),
+            Some(first) => {
+                let pairs = first.as_slice().iter().zip(gradient.as_slice());
+                HostSlice::Copy(pairs.map(|(a, b)| a + b).collect())
+            }
         });
     }
 }

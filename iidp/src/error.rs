@@ -119,6 +119,14 @@ pub enum Error {
     /// An executor, or a list of layouts, without devices.
     #[error("0 devices given, expected at least one worker layout")]
     NoDevices,
+    /// A device that is not there.
+    #[error("{kind} device: {problem}")]
+    DeviceUnavailable {
+        /// The kind of device.
+        kind: String,
+        /// Why not, and what would work.
+        problem: String,
+    },
     /// A worker layout with a zero in it.
     #[error("rank {rank} has {field} = 0, expected at least 1")]
     ZeroInLayout {
@@ -268,6 +276,17 @@ pub enum Error {
     LossNotTracked {
         /// Position of the micro-batch in the global batch.
         micro_batch: usize,
+    },
+    /// A parameter got a gradient in a later segment of the backward pass than in the step before, when its bucket was
+    /// already under way. The step was rolled back, and the next one learns the order anew.
+    #[error(
+        "gradient of {parameter} in micro-batch {micro_batch} came after its bucket was sent: the graph is cut differently than in the last step"
+    )]
+    LateGradient {
+        /// Position of the micro-batch in the global batch.
+        micro_batch: usize,
+        /// Path of the parameter.
+        parameter: String,
     },
     /// A loss that is NaN or infinite. The step was rolled back.
     #[error("the loss of micro-batch {micro_batch} on rank {rank} is {loss}")]

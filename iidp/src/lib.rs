@@ -7,11 +7,13 @@
 mod assign;
 mod bucket;
 pub mod communicator;
+mod devices;
 mod error;
 mod executor;
 pub mod models;
 pub mod optimizer;
 mod permutation;
+pub mod profiler;
 pub mod sampler;
 mod shard;
 mod topology;
@@ -22,13 +24,19 @@ pub use bucket::{GradientBucket, ParameterLayout, ParameterSlot};
 #[cfg(feature = "mpi")]
 pub use communicator::MpiCommunicator;
 pub use communicator::{Communicator, LocalCommunicator};
+pub use devices::devices;
 pub use error::{Error, Loss};
 pub use executor::{
-    BoxError, Executor, ExecutorConfig, ExecutorState, MicroBatch, MicroBatchObserver,
-    MicroBatchRef, MicroBatchTiming, Mode, ObserverContext, PlainAccumulation, RankTimings,
-    StepOutput, StepTimings, Workload, accumulate_weighted,
+    BoxError, BucketTiming, Cuts, Executor, ExecutorConfig, ExecutorState, MicroBatch,
+    MicroBatchObserver, MicroBatchRef, MicroBatchTiming, Mode, ObserverContext, PlainAccumulation,
+    RankTimings, StepOutput, StepTimings, Workload, accumulate_weighted,
 };
 pub use optimizer::{AdamWConfig, OptimizerConfig};
+pub use profiler::Profiler;
 pub use sampler::ShardedSampler;
 pub use shard::ShardSpec;
 pub use topology::{Coordinates, ParallelDims, Topology, WorkerLayout};
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

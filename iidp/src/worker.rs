@@ -17,7 +17,7 @@ use burn::tensor::{Device, Tensor};
 
 use crate::Error;
 use crate::bucket::{FlatGradient, ParameterLayout};
-use crate::executor::{MicroBatch, Mode, Workload};
+use crate::executor::{Cuts, MicroBatch, Mode, Workload};
 
 /// One micro-batch to compute.
 pub(crate) struct Job<M> {
@@ -30,8 +30,37 @@ pub(crate) struct Job<M> {
     /// Number of the step.
     pub(crate) step: u64,
     pub(crate) mode: Mode,
+    /// How its gradient comes out.
+    pub(crate) delivery: Delivery,
     /// Untracked model with the current weights.
     pub(crate) template: M,
+}
+
+/// How the gradient of a micro-batch is computed and handed over.
+#[derive(Debug, Clone)]
+pub(crate) enum Delivery {
+    /// By one backward pass, as a whole.
+    Whole,
+    /// By one backward pass per segment of the graph, as a whole, with the segment after which each slot was complete.
+    Learn,
+    /// By one backward pass per segment, each slot as soon as it is complete, which is known from before.
+    Stream(Arc<[usize]>),
+}
+
+/// A part of a micro-batch's gradient.
+#[derive(Debug)]
+pub(crate) struct Piece {
+    pub(crate) micro_batch: usize,
+    /// The segment of the backward pass that has just ended, counted from the loss.
+    pub(crate) segment: usize,
+    pub(crate) gradient: FlatGradient,
+}
+
+/// What a worker sends back.
+#[derive(Debug)]
+pub(crate) enum WorkerReply {
+    Piece(Piece),
+    Answer(Answer),
 }
 
 /// What a worker computed.
@@ -39,8 +68,10 @@ pub(crate) struct Job<M> {
 pub(crate) struct Computed {
     /// Mean loss over the samples of the micro-batch.
     pub(crate) loss: f32,
-    /// `None` when evaluating.
+    /// The gradient, or what was not handed over before; `None` when evaluating.
     pub(crate) gradient: Option<FlatGradient>,
+    /// After which segment each slot was complete, if that was to be learnt.
+    pub(crate) readiness: Option<Arc<[usize]>>,
     /// Buffers after the forward pass; empty if the model has none or when evaluating.
     pub(crate) buffers: Vec<f32>,
 }
@@ -97,12 +128,12 @@ impl<M: Module + 'static> VirtualWorker<M> {
     pub(crate) fn start<W: Workload<Model = M>>(
         context: &WorkerContext<W>,
         index: usize,
-        answers: Sender<Answer>,
+        replies: Sender<WorkerReply>,
     ) -> Result<Self, Error> {
         let pool = start_pool(context.rank, &format!("w{index}"), context.threads)?;
         let (jobs, inbox) = channel();
         let context = context.clone();
-        pool.spawn(move || serve(&context, index, &inbox, &answers));
+        pool.spawn(move || serve(&context, index, &inbox, &replies));
         Ok(Self { jobs, _pool: pool })
     }
 
@@ -134,13 +165,13 @@ fn serve<W: Workload>(
     context: &WorkerContext<W>,
     worker: usize,
     jobs: &Receiver<Job<W::Model>>,
-    answers: &Sender<Answer>,
+    replies: &Sender<WorkerReply>,
 ) {
     while let Ok(job) = jobs.recv() {
         let micro_batch = job.micro_batch;
         let start = Instant::now();
-        let result =
-            catch_unwind(AssertUnwindSafe(|| compute(context, job))).unwrap_or_else(|panic| {
+        let result = catch_unwind(AssertUnwindSafe(|| compute(context, job, replies)))
+            .unwrap_or_else(|panic| {
                 Err(Error::WorkerPanicked {
                     rank: context.rank,
                     micro_batch,
@@ -157,20 +188,24 @@ fn serve<W: Workload>(
             start,
             duration: start.elapsed(),
         };
-        if answers.send(answer).is_err() {
+        if replies.send(WorkerReply::Answer(answer)).is_err() {
             return;
         }
     }
 }
 
-fn compute<W: Workload>(context: &WorkerContext<W>, job: Job<W::Model>) -> Result<Computed, Error> {
-    let micro_batch = MicroBatch {
-        samples: &job.samples[job.range.clone()],
-        index: job.micro_batch,
-        step: job.step,
-        seed: context.seed,
-        mode: job.mode,
-    };
+fn compute<W: Workload>(
+    context: &WorkerContext<W>,
+    job: Job<W::Model>,
+    replies: &Sender<WorkerReply>,
+) -> Result<Computed, Error> {
+    let cuts = Cuts::new(!matches!(job.delivery, Delivery::Whole));
+    let samples = &job.samples[job.range.clone()];
+    let mut micro_batch = MicroBatch::new(samples, job.mode);
+    micro_batch.index = job.micro_batch;
+    micro_batch.step = job.step;
+    micro_batch.seed = context.seed;
+    let micro_batch = micro_batch.with_cuts(&cuts);
     let loss_of = |model: &W::Model, device: &Device| -> Result<(Tensor<1>, f32), Error> {
         let loss = context
             .workload
@@ -203,6 +238,7 @@ fn compute<W: Workload>(context: &WorkerContext<W>, job: Job<W::Model>) -> Resul
         return Ok(Computed {
             loss,
             gradient: None,
+            readiness: None,
             buffers: Vec::new(),
         });
     }
@@ -213,9 +249,48 @@ fn compute<W: Workload>(context: &WorkerContext<W>, job: Job<W::Model>) -> Resul
             micro_batch: job.micro_batch,
         });
     }
-    let mut gradients = loss.backward();
+    // The last segment in which each slot was met; what no segment meets is complete after the last.
+    let mut met: Vec<Option<usize>> = vec![None; context.layout.slots().len()];
+    let mut segment = 0;
+    let mut gradient = FlatGradient::empty(&context.layout);
+    cuts.backward(&loss, |gradients| {
+        let mut late = None;
+        context
+            .layout
+            .take_gradients(&replica, gradients, &mut gradient, |slot| {
+                if let Delivery::Stream(ready) = &job.delivery
+                    && ready[slot] < segment
+                {
+                    late.get_or_insert(slot);
+                }
+                met[slot] = Some(segment);
+            });
+        if let Some(slot) = late {
+            let parameter = context.layout.slots()[slot].path.clone();
+            return Err(Error::LateGradient {
+                micro_batch: job.micro_batch,
+                parameter,
+            });
+        }
+        if let Delivery::Stream(ready) = &job.delivery {
+            let gradient = gradient.take_if(|slot| ready[slot] <= segment);
+            let piece = Piece {
+                micro_batch: job.micro_batch,
+                segment,
+                gradient,
+            };
+            // A rank that is gone needs no gradient.
+            let _ = replies.send(WorkerReply::Piece(piece));
+        }
+        segment += 1;
+        Ok(())
+    })?;
     drop(loss);
-    let gradient = context.layout.take_gradients(&replica, &mut gradients);
+    let readiness = matches!(job.delivery, Delivery::Learn).then(|| {
+        met.into_iter()
+            .map(|met| met.unwrap_or(segment.saturating_sub(1)))
+            .collect()
+    });
     let buffers = if context.layout.buffer_len() == 0 {
         Vec::new()
     } else {
@@ -225,6 +300,7 @@ fn compute<W: Workload>(context: &WorkerContext<W>, job: Job<W::Model>) -> Resul
     Ok(Computed {
         loss: value,
         gradient: Some(gradient),
+        readiness,
         buffers,
     })
 }

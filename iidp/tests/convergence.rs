@@ -110,6 +110,23 @@ fn dropout_and_tied_weights_do_not_depend_on_the_layout() {
 }
 
 #[test]
+fn overlapping_communication_changes_no_bit() {
+    for tied in [false, true] {
+        let workload = GptTask { tied, dropout: 0.1 };
+        let layouts = uneven(2).swap_remove(0);
+        let once = |overlap: bool| {
+            let config = ExecutorConfig::new(layouts.clone())
+                .with_bucket_bytes(2048)
+                .with_overlap(overlap);
+            let (outputs, mut executor) = run(config, workload.clone(), 10, LEARNING_RATE);
+            assert!(executor.layout().buckets().len() > 5);
+            (losses(&outputs), executor.state().unwrap())
+        };
+        assert_eq!(once(true), once(false));
+    }
+}
+
+#[test]
 fn layouts_of_one_rank_agree_bit_for_bit() {
     let workload = GptTask {
         tied: false,
@@ -167,13 +184,8 @@ fn plain_burn_loop<W: Workload>(workload: &W, size: usize, steps: usize) -> (Vec
     let mut losses = Vec::new();
     for step in 0..steps {
         let samples = batch(step, size);
-        let micro_batch = MicroBatch {
-            samples: &samples,
-            index: 0,
-            step: step as u64,
-            seed: 0,
-            mode: Mode::Train,
-        };
+        let mut micro_batch = MicroBatch::new(&samples, Mode::Train);
+        micro_batch.step = step as u64;
         let loss = workload.loss(&model, &micro_batch, &device).unwrap();
         losses.push(f64::from(loss.clone().into_scalar::<f32>()));
         let gradients = GradientsParams::from_grads(loss.backward(), &model);

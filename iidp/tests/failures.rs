@@ -74,7 +74,11 @@ fn uneven() -> Vec<WorkerLayout> {
     ]
 }
 
-fn executor(accident: Accident, timeout: Duration) -> (Executor<Accidental>, Arc<AtomicU64>) {
+fn executor(
+    accident: Accident,
+    timeout: Duration,
+    overlap: bool,
+) -> (Executor<Accidental>, Arc<AtomicU64>) {
     let trigger = Arc::new(AtomicU64::new(u64::MAX));
     let workload = Accidental {
         accident,
@@ -83,25 +87,31 @@ fn executor(accident: Accident, timeout: Duration) -> (Executor<Accidental>, Arc
     (
         ExecutorConfig::new(uneven())
             .with_timeout(timeout)
+            .with_overlap(overlap)
             .init(workload)
             .unwrap(),
         trigger,
     )
 }
 
-/// Micro-batch 3 is the second of rank 1.
+/// Micro-batch 3 is the second of rank 1. Without and with a communication thread.
 fn spring(accident: Accident) -> Error {
-    let (mut executor, trigger) = executor(accident, Duration::from_secs(20));
-    executor.step(&batch(0, 14), LEARNING_RATE).unwrap();
-    let before = executor.state().unwrap();
-    let samples = batch(1, 14);
-    trigger.store(samples[7], Ordering::SeqCst);
-    let error = executor.step(&samples, LEARNING_RATE).unwrap_err();
-    assert_eq!(executor.state().unwrap(), before, "the step is rolled back");
-    trigger.store(u64::MAX, Ordering::SeqCst);
-    let output = executor.step(&samples, LEARNING_RATE).unwrap();
-    assert_eq!(output.step, 1, "the executor goes on");
-    assert_ne!(executor.state().unwrap(), before);
+    let errors = [false, true].map(|overlap| {
+        let (mut executor, trigger) = executor(accident, Duration::from_secs(20), overlap);
+        executor.step(&batch(0, 14), LEARNING_RATE).unwrap();
+        let before = executor.state().unwrap();
+        let samples = batch(1, 14);
+        trigger.store(samples[7], Ordering::SeqCst);
+        let error = executor.step(&samples, LEARNING_RATE).unwrap_err();
+        assert_eq!(executor.state().unwrap(), before, "the step is rolled back");
+        trigger.store(u64::MAX, Ordering::SeqCst);
+        let output = executor.step(&samples, LEARNING_RATE).unwrap();
+        assert_eq!(output.step, 1, "the executor goes on");
+        assert_ne!(executor.state().unwrap(), before);
+        error
+    });
+    assert_eq!(errors[0].to_string(), errors[1].to_string());
+    let [error, _] = errors;
     error
 }
 
@@ -171,6 +181,7 @@ fn a_rank_that_hangs_ends_in_a_timeout() {
     let (mut executor, trigger) = executor(
         Accident::Hang(Duration::from_secs(3)),
         Duration::from_millis(300),
+        false,
     );
     let samples = batch(0, 14);
     trigger.store(samples[7], Ordering::SeqCst);

@@ -39,6 +39,7 @@ pub struct ExecutorConfig {
     pub(super) speeds: Option<Vec<f64>>,
     pub(super) seed: u64,
     pub(super) partial_batches: bool,
+    pub(super) overlap: Option<bool>,
     pub(super) observers: Opaque<ObserverFactory>,
 }
 
@@ -57,6 +58,7 @@ impl ExecutorConfig {
             speeds: None,
             seed: 0,
             partial_batches: false,
+            overlap: None,
             observers: Opaque(Box::new(|_| Box::new(PlainAccumulation))),
         }
     }
@@ -124,6 +126,15 @@ impl ExecutorConfig {
     #[must_use]
     pub fn with_partial_batches(mut self, allowed: bool) -> Self {
         self.partial_batches = allowed;
+        self
+    }
+
+    /// Whether a thread per rank reduces buckets while the last micro-batch's backward pass is still under way, as far as the model
+    /// [cuts](crate::MicroBatch::cut) its graph. By default only with communicators from outside: among the threads of a process
+    /// communication is work for the same cores.
+    #[must_use]
+    pub fn with_overlap(mut self, overlap: bool) -> Self {
+        self.overlap = Some(overlap);
         self
     }
 

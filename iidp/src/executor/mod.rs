@@ -9,11 +9,15 @@
 //! Before the update the ranks agree that every part of the step was good. If one was not (a loss that is not finite, a
 //! workload's error, a panic), no rank updates anything and [`Executor::step`] returns the cause: the executor goes on from the same state.
 
+mod accumulation;
 mod agreement;
 mod config;
+mod cuts;
+mod jobs;
 mod observer;
 mod output;
 mod rank;
+mod reducer;
 mod state;
 mod workload;
 
@@ -27,10 +31,11 @@ use burn::module::Module;
 use burn::tensor::Device;
 
 pub use config::ExecutorConfig;
+pub use cuts::Cuts;
 pub use observer::{
     MicroBatchObserver, MicroBatchRef, ObserverContext, PlainAccumulation, accumulate_weighted,
 };
-pub use output::{MicroBatchTiming, RankTimings, StepOutput, StepTimings};
+pub use output::{BucketTiming, MicroBatchTiming, RankTimings, StepOutput, StepTimings};
 pub use state::ExecutorState;
 pub(crate) use workload::mix;
 pub use workload::{BoxError, MicroBatch, Mode, Workload};
@@ -152,6 +157,7 @@ impl<W: Workload> Executor<W> {
                     speed: self.speed(rank),
                 },
                 settings: RankSettings {
+                    overlap: self.config.overlap.unwrap_or(!self.local),
                     clip_norm: self.config.clip_norm,
                     timeout: self.config.timeout,
                 },
@@ -227,6 +233,7 @@ impl<W: Workload> Executor<W> {
             Ok(Command::Step {
                 samples: Arc::clone(&samples),
                 learning_rate,
+                called: begin,
             })
         })?;
         let mut steps: Vec<RankStep> = answers

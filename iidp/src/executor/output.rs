@@ -34,20 +34,83 @@ pub struct StepTimings {
     pub ranks: Vec<RankTimings>,
 }
 
+impl StepTimings {
+    /// The step as a timeline in Chrome's trace format (a JSON array of complete events, times in microseconds), to be
+    /// opened in `chrome://tracing` or Perfetto: one process per rank; in it line 0 for the rank's own work, one line per
+    /// virtual worker, and one for the all-reduces of buckets.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// let events = iidp::StepTimings::default().chrome_trace();
+    /// assert_eq!(events.to_string(), "[]");
+    /// ```
+    pub fn chrome_trace(&self) -> serde_json::Value {
+        let mut events = Vec::new();
+        for rank in &self.ranks {
+            let mut event = |name: String, line: usize, start: Duration, duration: Duration| {
+                events.push(serde_json::json!({
+                    "name": name,
+                    "ph": "X",
+                    "pid": rank.rank,
+                    "tid": line,
+                    "ts": (rank.begin + start).as_secs_f64() * 1e6,
+                    "dur": duration.as_secs_f64() * 1e6,
+                }));
+            };
+            for one in &rank.micro_batches {
+                let name = format!("micro-batch {}", one.micro_batch);
+                event(name, one.worker + 1, one.start, one.duration);
+            }
+            let communication = rank
+                .micro_batches
+                .iter()
+                .map(|one| one.worker + 2)
+                .max()
+                .unwrap_or(1);
+            for one in &rank.buckets {
+                event(
+                    format!("all-reduce {}", one.bucket),
+                    communication,
+                    one.start,
+                    one.duration,
+                );
+            }
+            event(
+                "communicate".to_owned(),
+                0,
+                rank.communicate_start,
+                rank.communicate,
+            );
+            event("update".to_owned(), 0, rank.update_start, rank.update);
+        }
+        events.into()
+    }
+}
+
 /// Where one rank's time went in a step.
 #[derive(Debug, Clone, Default, Serialize)]
 #[non_exhaustive]
 pub struct RankTimings {
     /// The rank.
     pub rank: usize,
-    /// From the start of the step until the last micro-batch was computed.
+    /// From the call of the step until the rank began with it.
+    pub begin: Duration,
+    /// From the beginning until the last micro-batch was computed.
     pub compute: Duration,
     /// In the accumulation passes (part of them beside the compute of other micro-batches).
     pub accumulate: Duration,
-    /// Waiting for the all-reduces after the last micro-batch.
+    /// From the end of the last accumulation until all ranks agreed on the step: all-reduces that were not hidden behind
+    /// compute, waiting for later ranks, the observers' collectives.
     pub communicate: Duration,
+    /// When that began, since the rank began the step.
+    pub communicate_start: Duration,
     /// In the optimizer.
     pub update: Duration,
+    /// When the update began, since the rank began the step.
+    pub update_start: Duration,
+    /// Each bucket's all-reduce, in the order in which they were done.
+    pub buckets: Vec<BucketTiming>,
     /// Each micro-batch of the rank, in the order of the global batch.
     pub micro_batches: Vec<MicroBatchTiming>,
 }
@@ -63,5 +126,17 @@ pub struct MicroBatchTiming {
     /// Since the rank began the step.
     pub start: Duration,
     /// Forward and backward, with the rest that an emulated speed asks for.
+    pub duration: Duration,
+}
+
+/// When one bucket was reduced.
+#[derive(Debug, Clone, Copy, Serialize)]
+#[non_exhaustive]
+pub struct BucketTiming {
+    /// Index of the bucket.
+    pub bucket: usize,
+    /// Since the rank began the step.
+    pub start: Duration,
+    /// In its all-reduce, waiting for later ranks included.
     pub duration: Duration,
 }

@@ -1,23 +1,26 @@
 //! A rank: the thread that owns one logical device, its workers, its share of the collectives and its copy of the state.
 
-use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use burn::module::Module;
 
+use super::accumulation::{Accumulation, Readiness};
 use super::agreement::{Agreement, Failure};
-use super::observer::MicroBatchRef;
-use super::output::{MicroBatchTiming, RankTimings};
+use super::jobs::{News, run_jobs};
+use super::output::RankTimings;
+use super::reducer::Reducer;
 use super::state::ExecutorState;
-use super::{BoxError, MicroBatchObserver, Mode, Workload};
+use super::{MicroBatchObserver, Mode, Workload};
 use crate::bucket::ParameterStore;
 use crate::communicator::Communicator;
 use crate::optimizer::{Optimizer, OptimizerConfig, StepOptions, squared_norm};
 use crate::topology::BatchPlan;
-use crate::worker::{Answer, Job, VirtualWorker, WorkerContext, panic_message, start_pool};
+use crate::worker::{
+    Delivery, Job, VirtualWorker, WorkerContext, WorkerReply, panic_message, start_pool,
+};
 use crate::{Error, WorkerLayout};
 
 /// What the executor asks of a rank.
@@ -26,6 +29,7 @@ pub(super) enum Command {
     Step {
         samples: Arc<[u64]>,
         learning_rate: f64,
+        called: Instant,
     },
     /// Mean loss over the samples, without learning.
     Evaluate { samples: Arc<[u64]> },
@@ -74,6 +78,7 @@ pub(super) struct Reply<M> {
 
 /// Settings that a rank keeps for life.
 pub(super) struct RankSettings {
+    pub(super) overlap: bool,
     pub(super) clip_norm: Option<f64>,
     pub(super) timeout: Duration,
 }
@@ -84,7 +89,7 @@ pub(super) struct Rank<W: Workload> {
     pub(super) communicator: Box<dyn Communicator>,
     pub(super) observer: Box<dyn MicroBatchObserver>,
     workers: Vec<VirtualWorker<W::Model>>,
-    answers: Receiver<Answer>,
+    replies: Receiver<WorkerReply>,
     /// As many threads as the workers have, which idle while parameters are updated.
     pool: rayon::ThreadPool,
     plan: BatchPlan,
@@ -99,6 +104,9 @@ pub(super) struct Rank<W: Workload> {
     gradient: Vec<f32>,
     /// Mean change of the buffers over the micro-batches.
     buffer_change: Vec<f32>,
+    /// The communication thread, with overlap.
+    reducer: Option<Reducer>,
+    readiness: Option<Readiness>,
 }
 
 /// The parts of a rank that move into its thread.
@@ -117,7 +125,7 @@ pub(super) struct RankSeed<W: Workload> {
 
 impl<W: Workload> Rank<W> {
     pub(super) fn new(seed: RankSeed<W>) -> Result<Self, Error> {
-        let (workers, answers, pool) = start_workers(&seed.context, seed.layout)?;
+        let (workers, replies, pool) = start_workers(&seed.context, seed.layout)?;
         let layout = &seed.context.layout;
         let tensors = layout
             .slots()
@@ -126,7 +134,7 @@ impl<W: Workload> Rank<W> {
             .collect::<Vec<_>>();
         Ok(Self {
             workers,
-            answers,
+            replies,
             pool,
             plan: seed.plan,
             skeleton: seed.skeleton,
@@ -134,6 +142,8 @@ impl<W: Workload> Rank<W> {
             optimizer: seed.optimizer.init(&tensors)?,
             gradient: vec![0.0; layout.len()],
             buffer_change: vec![0.0; layout.buffer_len()],
+            reducer: None,
+            readiness: None,
             parameters: ParameterStore::new(seed.parameters, &seed.context.device),
             buffers: seed.buffers,
             step: 0,
@@ -172,7 +182,13 @@ impl<W: Workload> Rank<W> {
             Command::Step {
                 samples,
                 learning_rate,
-            } => self.train(&samples, learning_rate).map(Payload::Step),
+                called,
+            } => {
+                let begin = called.elapsed();
+                let mut step = self.train(&samples, learning_rate)?;
+                step.timings.begin = begin;
+                Ok(Payload::Step(step))
+            }
             Command::Evaluate { samples } => self
                 .evaluate(&samples)
                 .map(|loss| Payload::Evaluated { loss }),
@@ -198,12 +214,13 @@ impl<W: Workload> Rank<W> {
                 observer,
             } => {
                 self.context.speed = speed;
-                (self.workers, self.answers, self.pool) = start_workers(&self.context, layout)?;
+                (self.workers, self.replies, self.pool) = start_workers(&self.context, layout)?;
                 self.plan = plan;
                 self.observer = observer;
                 Ok(Payload::Done)
             }
             Command::Reconnect(communicator) => {
+                self.reducer = None;
                 self.communicator = communicator;
                 Ok(Payload::Done)
             }
@@ -234,10 +251,11 @@ impl<W: Workload> Rank<W> {
     }
 
     fn train(&mut self, samples: &Arc<[u64]>, learning_rate: f64) -> Result<RankStep, Error> {
-        let step = self.compute_and_reduce(samples);
-        match step {
+        let begin = Instant::now();
+        match self.compute_and_reduce(samples, begin) {
             Ok((agreement, norm, mut timings)) => {
                 self.observer.committed();
+                timings.update_start = begin.elapsed();
                 let clipped = self.update(norm, learning_rate, &mut timings)?;
                 Ok(RankStep {
                     losses: agreement.into_losses(),
@@ -258,22 +276,98 @@ impl<W: Workload> Rank<W> {
     fn compute_and_reduce(
         &mut self,
         samples: &Arc<[u64]>,
+        begin: Instant,
     ) -> Result<(Agreement, f64, RankTimings), Error> {
-        let begin = Instant::now();
-        let rank = self.context.rank;
-        let template = self.template();
-        let layout = Arc::clone(&self.context.layout);
-        let mut agreement =
-            Agreement::new(self.communicator.size(), rank, self.plan.micro_batches());
-        let mut timings = RankTimings {
-            rank,
-            ..RankTimings::default()
-        };
+        if self.settings.overlap && self.reducer.is_none() {
+            self.reducer = Some(Reducer::start(&*self.communicator)?);
+        }
+        let jobs = self.jobs(samples);
         self.gradient.fill(0.0);
         self.buffer_change.fill(0.0);
+        let rank = self.context.rank;
+        let Self {
+            workers,
+            replies,
+            communicator,
+            readiness,
+            plan,
+            ..
+        } = self;
+        let buckets = self.context.layout.buckets().len();
+        let mut accumulation = Accumulation {
+            rank,
+            layout: &self.context.layout,
+            observer: &mut *self.observer,
+            gradient: &mut self.gradient,
+            buffers: &self.buffers,
+            buffer_change: &mut self.buffer_change,
+            global_batch: samples.len(),
+            begin,
+            agreement: Agreement::new(communicator.size(), rank, plan.micro_batches()),
+            timings: RankTimings {
+                rank,
+                ..RankTimings::default()
+            },
+            flow: self.reducer.as_mut().map(|reducer| (reducer, buckets)),
+            learnt: None,
+        };
+        let computed = run_jobs(
+            workers,
+            replies,
+            jobs,
+            self.settings.timeout,
+            rank,
+            |news| match news {
+                News::Piece(piece) => {
+                    let size = plan.samples(piece.micro_batch, samples.len()).len();
+                    match readiness {
+                        Some(readiness) => accumulation.piece(&piece, size, readiness),
+                        None => Ok(()),
+                    }
+                }
+                News::Answer(answer) => {
+                    let size = plan.samples(answer.micro_batch, samples.len()).len();
+                    accumulation.answer(answer, size)
+                }
+            },
+        );
+        let reduced = computed
+            .and_then(|()| accumulation.reduce(&**communicator))
+            .and_then(|()| {
+                let norm = squared_norm(accumulation.gradient).sqrt();
+                accumulation.check_norm(norm);
+                // Observers measure only what all ranks found good, or they would report what a lost micro-batch leaves behind.
+                accumulation.agreement.settle(&**communicator)?;
+                accumulation.observe_reduced(&**communicator)?;
+                Ok(norm)
+            });
+        let Accumulation {
+            agreement,
+            mut timings,
+            learnt,
+            ..
+        } = accumulation;
+        match reduced {
+            Ok(norm) => {
+                if learnt.is_some() {
+                    self.readiness = learnt;
+                }
+                timings.communicate = begin.elapsed() - timings.communicate_start;
+                Ok((agreement, norm, timings))
+            }
+            Err(error) => {
+                // What was learnt of the graph may be what was wrong.
+                self.readiness = None;
+                Err(self.give_up(error))
+            }
+        }
+    }
 
-        let mine = self.plan.per_rank[rank].clone();
-        let jobs: Vec<_> = mine
+    /// The rank's micro-batches of a step. With overlap the gradient of the last one comes in parts.
+    fn jobs(&mut self, samples: &Arc<[u64]>) -> Vec<Job<W::Model>> {
+        let template = self.template();
+        let mine = self.plan.per_rank[self.context.rank].clone();
+        let mut jobs: Vec<_> = mine
             .map(|m| (m, self.plan.samples(m, samples.len())))
             .filter(|(_, range)| !range.is_empty())
             .map(|(micro_batch, range)| Job {
@@ -282,130 +376,24 @@ impl<W: Workload> Rank<W> {
                 range,
                 step: self.step,
                 mode: Mode::Train,
+                delivery: Delivery::Whole,
                 template: template.clone(),
             })
             .collect();
-        drop(template);
-        let sizes: Vec<usize> = jobs.iter().map(|job| job.range.len()).collect();
-        let mut size_of = sizes.into_iter();
-        let Self {
-            workers,
-            answers,
-            observer,
-            gradient,
-            buffers,
-            buffer_change,
-            settings,
-            ..
-        } = self;
-        let outcome = run_jobs(workers, answers, jobs, settings.timeout, rank, |answer| {
-            let size = size_of.next().unwrap_or(0);
-            timings.micro_batches.push(MicroBatchTiming {
-                micro_batch: answer.micro_batch,
-                worker: answer.worker,
-                start: answer.start.saturating_duration_since(begin),
-                duration: answer.duration,
-            });
-            timings.compute = timings
-                .compute
-                .max((answer.start + answer.duration).saturating_duration_since(begin));
-            let computed = match answer.result {
-                Ok(computed) => computed,
-                Err(error) => {
-                    agreement.fail(Failure::of(error, answer.micro_batch));
-                    return Ok(());
-                }
+        if let Some(last) = jobs.last_mut().filter(|_| self.settings.overlap) {
+            last.delivery = match &self.readiness {
+                None => Delivery::Learn,
+                Some(readiness) => Delivery::Stream(Arc::clone(readiness)),
             };
-            agreement.set_loss(answer.micro_batch, f64::from(computed.loss));
-            let started = Instant::now();
-            let weight = size as f32 / samples.len() as f32;
-            let Some(micro_gradient) = computed.gradient else {
-                return Ok(());
-            };
-            for bucket in layout.buckets() {
-                for slot in bucket.slots.clone() {
-                    let Some(slice) = micro_gradient.slot(slot) else {
-                        continue;
-                    };
-                    if !all_finite(slice) {
-                        let error = Error::NonFiniteGradient {
-                            rank,
-                            micro_batch: Some(answer.micro_batch),
-                            parameter: layout.slots()[slot].path.clone(),
-                        };
-                        agreement.fail(Failure::of(error, answer.micro_batch));
-                        return Ok(());
-                    }
-                    let range = layout.slots()[slot].range();
-                    let at = MicroBatchRef {
-                        micro_batch: answer.micro_batch,
-                        samples: size,
-                        global_batch: samples.len(),
-                        weight,
-                        bucket: bucket.index,
-                        slot,
-                        offset: range.start,
-                    };
-                    observer
-                        .accumulate(&at, &mut gradient[range], slice)
-                        .map_err(|error| observer_error(rank, &error))?;
-                }
-            }
-            for ((change, after), before) in buffer_change
-                .iter_mut()
-                .zip(&computed.buffers)
-                .zip(&*buffers)
-            {
-                *change += weight * (after - before);
-            }
-            timings.accumulate += started.elapsed();
-            Ok(())
-        });
-        outcome.map_err(|error| self.give_up(error))?;
-
-        let started = Instant::now();
-        for bucket in layout.buckets() {
-            self.communicator
-                .all_reduce_sum(&mut self.gradient[bucket.range.clone()])?;
         }
-        if !self.buffer_change.is_empty() {
-            self.communicator.all_reduce_sum(&mut self.buffer_change)?;
-        }
-        let norm = squared_norm(&self.gradient).sqrt();
-        if !norm.is_finite() && !agreement.failed() {
-            let parameter = first_non_finite(&layout, &self.gradient);
-            agreement.fail(Failure::of(
-                Error::NonFiniteGradient {
-                    rank,
-                    micro_batch: None,
-                    parameter,
-                },
-                0,
-            ));
-        }
-        // Observers measure only what all ranks found good, or they would report what a lost micro-batch leaves behind.
-        agreement.settle(&*self.communicator)?;
-        self.observe_reduced()
-            .map_err(|error| self.give_up(error))?;
-        timings.communicate = started.elapsed();
-        Ok((agreement, norm, timings))
+        jobs
     }
 
-    fn observe_reduced(&mut self) -> Result<(), Error> {
-        let rank = self.context.rank;
-        for bucket in self.context.layout.buckets() {
-            self.observer
-                .reduced(bucket, &self.gradient[bucket.range.clone()])
-                .map_err(|error| observer_error(rank, &error))?;
-        }
-        self.observer
-            .gather(&*self.communicator)
-            .map_err(|error| observer_error(rank, &error))
-    }
-
-    /// Ends the step on all ranks: this one can no longer take part in its collectives.
+    /// Ends the communication of all ranks if this one can no longer take part in its collectives.
     fn give_up(&self, error: Error) -> Error {
-        self.communicator.abort(&error.to_string());
+        if error.ends_communication() {
+            self.communicator.abort(&error.to_string());
+        }
         error
     }
 
@@ -454,21 +442,24 @@ impl<W: Workload> Rank<W> {
                 range: chunk * size..((chunk + 1) * size).min(samples.len()),
                 step: self.step,
                 mode: Mode::Evaluate,
+                delivery: Delivery::Whole,
                 template: template.clone(),
             })
             .collect();
         run_jobs(
             &self.workers,
-            &self.answers,
+            &self.replies,
             jobs,
             self.settings.timeout,
             rank,
-            |answer| {
-                match answer.result {
-                    Ok(computed) => {
-                        agreement.set_loss(answer.micro_batch, f64::from(computed.loss));
+            |news| {
+                if let News::Answer(answer) = news {
+                    match answer.result {
+                        Ok(computed) => {
+                            agreement.set_loss(answer.micro_batch, f64::from(computed.loss))
+                        }
+                        Err(error) => agreement.fail(Failure::of(error, answer.micro_batch)),
                     }
-                    Err(error) => agreement.fail(Failure::of(error, answer.micro_batch)),
                 }
                 Ok(())
             },
@@ -484,7 +475,11 @@ impl<W: Workload> Rank<W> {
     }
 }
 
-type Workers<M> = (Vec<VirtualWorker<M>>, Receiver<Answer>, rayon::ThreadPool);
+type Workers<M> = (
+    Vec<VirtualWorker<M>>,
+    Receiver<WorkerReply>,
+    rayon::ThreadPool,
+);
 
 fn start_workers<W: Workload>(
     context: &WorkerContext<W>,
@@ -496,89 +491,4 @@ fn start_workers<W: Workload>(
         .collect::<Result<_, _>>()?;
     let pool = start_pool(context.rank, "u", layout.virtual_workers * context.threads)?;
     Ok((workers, receiver, pool))
-}
-
-/// Gives the jobs to the workers in turn and hands the answers on in the order of the jobs, whatever the order in which they come.
-///
-/// A worker is at most one job ahead of what was handed on, so that at most two gradients per worker exist. After a
-/// failed job the jobs that have not been given out are left undone.
-fn run_jobs<M: Module + 'static>(
-    workers: &[VirtualWorker<M>],
-    answers: &Receiver<Answer>,
-    jobs: Vec<Job<M>>,
-    timeout: Duration,
-    rank: usize,
-    mut hand_on: impl FnMut(Answer) -> Result<(), Error>,
-) -> Result<(), Error> {
-    let order: Vec<usize> = jobs.iter().map(|job| job.micro_batch).collect();
-    let mut waiting = jobs.into_iter().enumerate();
-    let mut submitted = 0;
-    let mut early: BTreeMap<usize, Answer> = BTreeMap::new();
-    let mut failed = false;
-    for (handed_on, &next) in order.iter().enumerate() {
-        while !failed && submitted < handed_on + 2 * workers.len() {
-            let Some((index, job)) = waiting.next() else {
-                break;
-            };
-            if !workers[index % workers.len()].submit(job) {
-                return Err(Error::WorkerGone {
-                    rank,
-                    worker: index % workers.len(),
-                });
-            }
-            submitted += 1;
-        }
-        if handed_on >= submitted {
-            break;
-        }
-        let answer = loop {
-            if let Some(answer) = early.remove(&next) {
-                break answer;
-            }
-            match answers.recv_timeout(timeout) {
-                Ok(answer) => early.insert(answer.micro_batch, answer),
-                Err(RecvTimeoutError::Timeout) => {
-                    return Err(Error::WorkerTimeout {
-                        rank,
-                        micro_batch: next,
-                        timeout,
-                    });
-                }
-                Err(RecvTimeoutError::Disconnected) => {
-                    return Err(Error::WorkerGone {
-                        rank,
-                        worker: handed_on % workers.len(),
-                    });
-                }
-            };
-        };
-        failed |= answer.result.is_err();
-        hand_on(answer)?;
-    }
-    Ok(())
-}
-
-fn observer_error(rank: usize, error: &BoxError) -> Error {
-    Error::Observer {
-        rank,
-        message: error.to_string(),
-    }
-}
-
-fn all_finite(values: &[f32]) -> bool {
-    // Without a branch per element the loop vectorises.
-    values
-        .chunks(1024)
-        .all(|chunk| chunk.iter().fold(true, |fine, x| fine & x.is_finite()))
-}
-
-fn first_non_finite(layout: &crate::ParameterLayout, gradient: &[f32]) -> String {
-    layout
-        .slots()
-        .iter()
-        .find(|slot| !all_finite(&gradient[slot.range()]))
-        .map_or_else(
-            || "the norm of all parameters".to_owned(),
-            |slot| slot.path.clone(),
-        )
 }

@@ -3,6 +3,8 @@
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 
+use super::Cuts;
+
 /// An error of the caller's own code (a workload, an observer).
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -30,6 +32,38 @@ pub struct MicroBatch<'a> {
     pub seed: u64,
     /// Training or evaluation.
     pub mode: Mode,
+    cuts: Option<&'a Cuts>,
+}
+
+impl<'a> MicroBatch<'a> {
+    /// The first micro-batch of step 0 with seed 0: for calling a workload's loss without an executor.
+    pub fn new(samples: &'a [u64], mode: Mode) -> Self {
+        Self {
+            samples,
+            index: 0,
+            step: 0,
+            seed: 0,
+            mode,
+            cuts: None,
+        }
+    }
+
+    pub(crate) fn with_cuts(self, cuts: &'a Cuts) -> Self {
+        Self {
+            cuts: Some(cuts),
+            ..self
+        }
+    }
+
+    /// Cuts the graph of the loss at `x`, so that the gradients of what comes later are reduced while those of what came before are
+    /// computed. What follows must use the returned tensor in place of `x`, and nothing else that was
+    /// computed before the cut except parameters. Does nothing where no overlap is asked for. See [`Cuts`].
+    pub fn cut<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        match self.cuts {
+            Some(cuts) => cuts.cut(x),
+            None => x,
+        }
+    }
 }
 
 impl MicroBatch<'_> {

@@ -5,7 +5,7 @@ use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, L
 use burn::tensor::{Device, Int, Tensor, TensorData, activation};
 
 use super::{SampleDropout, check_sizes, fused};
-use crate::Error;
+use crate::{Error, MicroBatch, Mode};
 
 /// Settings of a [`Gpt`]. Weights start as in GPT-2: normal with deviation 0.02, projections into the residual stream
 /// smaller by the square root of their number (Radford et al. 2019, section 2.3).
@@ -181,6 +181,20 @@ impl Gpt {
     ///
     /// If the number of seeds is neither zero nor the number of samples, or if there are more tokens than the context.
     pub fn forward(&self, ids: Tensor<2, Int>, seeds: &[u64]) -> Tensor<3> {
+        self.forward_cut(ids, seeds, None)
+    }
+
+    /// [`Self::forward`] with the graph cut before each block and before the output layer.
+    fn forward_cut(
+        &self,
+        ids: Tensor<2, Int>,
+        seeds: &[u64],
+        batch: Option<&MicroBatch<'_>>,
+    ) -> Tensor<3> {
+        let cut = |x| match batch {
+            Some(batch) => batch.cut(x),
+            None => x,
+        };
         let [_, tokens] = ids.dims();
         let device = ids.device();
         let mut dropout = SampleDropout::new(self.dropout, seeds).unwrap_or(SampleDropout::off());
@@ -188,9 +202,9 @@ impl Gpt {
         let x = self.tokens.forward(ids) + self.positions.forward(positions);
         let mut x = dropout.apply(x);
         for block in &self.blocks {
-            x = block.forward(x, &mut dropout);
+            x = block.forward(cut(x), &mut dropout);
         }
-        let x = fused::layer_norm(&self.norm, EPSILON, x);
+        let x = fused::layer_norm(&self.norm, EPSILON, cut(x));
         match &self.head {
             Some(head) => head.forward(x),
             None => x.matmul(self.tokens.weight.val().transpose().unsqueeze()),
@@ -203,7 +217,10 @@ impl Gpt {
     ///
     /// As [`Self::forward`].
     pub fn loss(&self, ids: Tensor<2, Int>, targets: Tensor<2, Int>, seeds: &[u64]) -> Tensor<1> {
-        let logits = self.forward(ids, seeds);
+        Self::cross_entropy(self.forward(ids, seeds), targets)
+    }
+
+    fn cross_entropy(logits: Tensor<3>, targets: Tensor<2, Int>) -> Tensor<1> {
         let [samples, tokens, vocabulary] = logits.dims();
         let log_probabilities =
             activation::log_softmax(logits.reshape([samples * tokens, vocabulary]), 1);
@@ -224,6 +241,44 @@ impl Gpt {
         seeds: &[u64],
         device: &Device,
     ) -> Result<Tensor<1>, Error> {
+        let [ids, targets] = self.tokens_of(windows, device)?;
+        Ok(self.loss(ids, targets, seeds))
+    }
+
+    /// [`Self::window_loss`] of a micro-batch, whose samples are `windows`: dropout is on when training, with the samples' seeds,
+    /// and the graph is [cut](MicroBatch::cut) before each block, so that gradients can be reduced while others are computed.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::window_loss`]; [`Error::LengthMismatch`] if there is not one window per sample.
+    pub fn batch_loss(
+        &self,
+        windows: &[&[u8]],
+        batch: &MicroBatch<'_>,
+        device: &Device,
+    ) -> Result<Tensor<1>, Error> {
+        if windows.len() != batch.samples.len() {
+            return Err(Error::LengthMismatch {
+                what: "text windows (one per sample)".to_owned(),
+                got: windows.len(),
+                expected: batch.samples.len(),
+            });
+        }
+        let seeds: Vec<u64> = match batch.mode {
+            Mode::Train if self.dropout > 0.0 => (0..windows.len())
+                .map(|position| batch.sample_seed(position))
+                .collect(),
+            _ => Vec::new(),
+        };
+        let [ids, targets] = self.tokens_of(windows, device)?;
+        Ok(Self::cross_entropy(
+            self.forward_cut(ids, &seeds, Some(batch)),
+            targets,
+        ))
+    }
+
+    /// Inputs and targets, each `[samples, tokens]`.
+    fn tokens_of(&self, windows: &[&[u8]], device: &Device) -> Result<[Tensor<2, Int>; 2], Error> {
         let length = windows.first().map_or(0, |window| window.len());
         if length < 2 || windows.iter().any(|window| window.len() != length) {
             return Err(Error::Invalid {
@@ -251,6 +306,6 @@ impl Gpt {
                 .collect();
             Tensor::<2, Int>::from_data(TensorData::new(ids, [windows.len(), tokens]), device)
         };
-        Ok(self.loss(tensor(0), tensor(1), seeds))
+        Ok([tensor(0), tensor(1)])
     }
 }

@@ -1,7 +1,7 @@
 //! Loops over slices behind the fused operations: written so that the compiler vectorises them, and run with the widest
 //! vectors that the processor has. Results do not depend on the number of threads.
 
-use macerator::AutoArch;
+use macerator::{AutoArch, Simd, WithSimd};
 use rayon::prelude::*;
 
 /// Rows of layer norm per unit of parallel work. Sums over rows are taken unit by unit, in order.
@@ -10,6 +10,29 @@ const ROWS: usize = 128;
 const UNIT: usize = 16 * 1024;
 /// Accumulators of a sum: enough for the compiler to use vectors without changing the order of additions.
 const LANES: usize = 16;
+
+/// Defines a function whose loops are compiled for every vector extension and run with the best one: a closure would not
+/// be inlined where the extension is switched on.
+macro_rules! kernel {
+    ($(#[$doc:meta])* fn $name:ident<$life:lifetime $(, const $size:ident: usize)?>($($arg:ident: $type:ty),* $(,)?) $body:block) => {
+        $(#[$doc])*
+        fn $name<$life $(, const $size: usize)?>($($arg: $type),*) {
+            struct Kernel<$life $(, const $size: usize)?> {
+                $($arg: $type),*
+            }
+            impl<$life $(, const $size: usize)?> WithSimd for Kernel<$life $(, $size)?> {
+                type Output = ();
+
+                #[inline(always)]
+                fn with_simd<S: Simd>(self) {
+                    let Self { $($arg),* } = self;
+                    $body
+                }
+            }
+            AutoArch::new().dispatch(Kernel $(::<$size>)? { $($arg),* });
+        }
+    };
+}
 
 /// `e^x` with a relative error below 2e-7, for `x <= 88`; zero below -87.3.
 ///
@@ -61,32 +84,36 @@ pub(super) fn gelu(x: &[f32]) -> Vec<f32> {
     let mut out = vec![0.0; x.len()];
     out.par_chunks_mut(UNIT)
         .zip(x.par_chunks(UNIT))
-        .for_each(|(out, x)| {
-            AutoArch::new().dispatch(|| {
-                for (out, x) in out.iter_mut().zip(x) {
-                    *out = x * normal(*x).0;
-                }
-            });
-        });
+        .for_each(|(out, x)| gelu_unit(out, x));
     out
+}
+
+kernel! {
+    fn gelu_unit<'a>(out: &'a mut [f32], x: &'a [f32]) {
+        for (out, x) in out.iter_mut().zip(x) {
+            *out = x * normal(*x).0;
+        }
+    }
 }
 
 /// Gradient of [`gelu`]: `g (cdf(x) + x pdf(x))`.
 pub(super) fn gelu_gradient(x: &[f32], g: &[f32]) -> Vec<f32> {
-    const PDF_AT_ZERO: f32 = 0.398_942_3;
     let mut out = vec![0.0; x.len()];
     out.par_chunks_mut(UNIT)
         .zip(x.par_chunks(UNIT))
         .zip(g.par_chunks(UNIT))
-        .for_each(|((out, x), g)| {
-            AutoArch::new().dispatch(|| {
-                for ((out, x), g) in out.iter_mut().zip(x).zip(g) {
-                    let (cdf, bell) = normal(*x);
-                    *out = g * (x * PDF_AT_ZERO).mul_add(bell, cdf);
-                }
-            });
-        });
+        .for_each(|((out, x), g)| gelu_gradient_unit(out, x, g));
     out
+}
+
+kernel! {
+    fn gelu_gradient_unit<'a>(out: &'a mut [f32], x: &'a [f32], g: &'a [f32]) {
+        const PDF_AT_ZERO: f32 = 0.398_942_3;
+        for ((out, x), g) in out.iter_mut().zip(x).zip(g) {
+            let (cdf, bell) = normal(*x);
+            *out = g * (x * PDF_AT_ZERO).mul_add(bell, cdf);
+        }
+    }
 }
 
 #[inline(always)]
@@ -116,21 +143,26 @@ fn moments(row: &[f32], epsilon: f32) -> (f32, f32) {
 
 /// Layer norm (Ba, Kiros, Hinton 2016, equation 4) of rows as long as `gamma`.
 pub(super) fn layer_norm(x: &[f32], gamma: &[f32], beta: &[f32], epsilon: f32) -> Vec<f32> {
-    let width = gamma.len();
+    let unit = ROWS * gamma.len();
     let mut out = vec![0.0; x.len()];
-    out.par_chunks_mut(ROWS * width)
-        .zip(x.par_chunks(ROWS * width))
-        .for_each(|(out, x)| {
-            AutoArch::new().dispatch(|| {
-                for (out, row) in out.chunks_exact_mut(width).zip(x.chunks_exact(width)) {
-                    let (mean, scale) = moments(row, epsilon);
-                    for (((out, x), gamma), beta) in out.iter_mut().zip(row).zip(gamma).zip(beta) {
-                        *out = ((x - mean) * scale).mul_add(*gamma, *beta);
-                    }
-                }
-            });
-        });
+    out.par_chunks_mut(unit)
+        .zip(x.par_chunks(unit))
+        .for_each(|(out, x)| layer_norm_unit(out, x, gamma, beta, epsilon));
     out
+}
+
+kernel! {
+    fn layer_norm_unit<'a>(
+        out: &'a mut [f32], x: &'a [f32], gamma: &'a [f32], beta: &'a [f32], epsilon: f32,
+    ) {
+        let width = gamma.len();
+        for (out, row) in out.chunks_exact_mut(width).zip(x.chunks_exact(width)) {
+            let (mean, scale) = moments(row, epsilon);
+            for (((out, x), gamma), beta) in out.iter_mut().zip(row).zip(gamma).zip(beta) {
+                *out = ((x - mean) * scale).mul_add(*gamma, *beta);
+            }
+        }
+    }
 }
 
 /// Gradients of [`layer_norm`] for `x`, `gamma` and `beta`.
@@ -141,31 +173,15 @@ pub(super) fn layer_norm_gradient(
     epsilon: f32,
 ) -> [Vec<f32>; 3] {
     let width = gamma.len();
+    let unit = ROWS * width;
     let mut out = vec![0.0; x.len()];
     let partial: Vec<(Vec<f32>, Vec<f32>)> = out
-        .par_chunks_mut(ROWS * width)
-        .zip(x.par_chunks(ROWS * width))
-        .zip(g.par_chunks(ROWS * width))
+        .par_chunks_mut(unit)
+        .zip(x.par_chunks(unit))
+        .zip(g.par_chunks(unit))
         .map(|((out, x), g)| {
             let (mut for_gamma, mut for_beta) = (vec![0.0; width], vec![0.0; width]);
-            AutoArch::new().dispatch(|| {
-                let rows = out
-                    .chunks_exact_mut(width)
-                    .zip(x.chunks_exact(width))
-                    .zip(g.chunks_exact(width));
-                for ((out, x), g) in rows {
-                    let n = width as f32;
-                    let (mean, scale) = moments(x, epsilon);
-                    let mean_g = sum(|i| g[i] * gamma[i], width) / n;
-                    let mean_gx = sum(|i| g[i] * gamma[i] * (x[i] - mean), width) * scale / n;
-                    for i in 0..width {
-                        let normed = (x[i] - mean) * scale;
-                        out[i] = scale * (g[i].mul_add(gamma[i], -mean_g) - normed * mean_gx);
-                        for_gamma[i] += g[i] * normed;
-                        for_beta[i] += g[i];
-                    }
-                }
-            });
+            layer_norm_gradient_unit(out, &mut for_gamma, &mut for_beta, x, gamma, g, epsilon);
             (for_gamma, for_beta)
         })
         .collect();
@@ -178,6 +194,34 @@ pub(super) fn layer_norm_gradient(
         for_beta.iter_mut().zip(beta).for_each(|(sum, x)| *sum += x);
     }
     [out, for_gamma, for_beta]
+}
+
+kernel! {
+    fn layer_norm_gradient_unit<'a>(
+        out: &'a mut [f32],
+        for_gamma: &'a mut [f32],
+        for_beta: &'a mut [f32],
+        x: &'a [f32],
+        gamma: &'a [f32],
+        g: &'a [f32],
+        epsilon: f32,
+    ) {
+        let width = gamma.len();
+        let n = width as f32;
+        let (for_gamma, for_beta) = (&mut for_gamma[..width], &mut for_beta[..width]);
+        let rows = out.chunks_exact_mut(width).zip(x.chunks_exact(width)).zip(g.chunks_exact(width));
+        for ((out, x), g) in rows {
+            let (mean, scale) = moments(x, epsilon);
+            let mean_g = sum(|i| g[i] * gamma[i], width) / n;
+            let mean_gx = sum(|i| g[i] * gamma[i] * (x[i] - mean), width) * scale / n;
+            for i in 0..width {
+                let normed = (x[i] - mean) * scale;
+                out[i] = scale * (g[i].mul_add(gamma[i], -mean_g) - normed * mean_gx);
+                for_gamma[i] += g[i] * normed;
+                for_beta[i] += g[i];
+            }
+        }
+    }
 }
 
 /// Sizes of an attention: `qkv` is `[samples, tokens, 3, heads, head width]`, the output `[samples, tokens, heads, head width]`,
@@ -337,32 +381,35 @@ fn attention_of<const HEAD: usize>(qkv: &[f32], shape: AttentionShape) -> (Vec<f
     let width = shape.width();
     let mut out = vec![0.0; samples * tokens * width];
     let mut weights = vec![0.0; samples * heads * tokens * tokens];
-    let per_sample = out
-        .par_chunks_mut(tokens * width)
+    out.par_chunks_mut(tokens * width)
         .zip(weights.par_chunks_mut(heads * tokens * tokens))
-        .zip(qkv.par_chunks(3 * tokens * width));
-    per_sample.for_each(|((out, weights), qkv)| {
-        AutoArch::new().dispatch(|| {
-            let scale = (HEAD as f32).sqrt().recip();
-            let mut rows = vec![[0.0; HEAD]; tokens];
-            let mut keys = vec![0.0; tokens * HEAD];
-            for (head, weights) in weights.chunks_exact_mut(tokens * tokens).enumerate() {
-                let at = head * HEAD;
-                gather(qkv, width + at, 3 * width, &mut rows);
-                transpose(&rows, &mut keys);
-                gather(qkv, 2 * width + at, 3 * width, &mut rows);
-                for t in 0..tokens {
-                    let query = channels::<HEAD>(qkv, 3 * width * t + at).map(|x| x * scale);
-                    let row = &mut weights[t * tokens..t * tokens + t + 1];
-                    dots(&query, &keys, tokens, row);
-                    softmax(row);
-                    out[t * width + at..t * width + at + HEAD]
-                        .copy_from_slice(&combine(row, &rows));
-                }
-            }
-        });
-    });
+        .zip(qkv.par_chunks(3 * tokens * width))
+        .for_each(|((out, weights), qkv)| attention_sample::<HEAD>(out, weights, qkv, tokens));
     (out, weights)
+}
+
+kernel! {
+    fn attention_sample<'a, const HEAD: usize>(
+        out: &'a mut [f32], weights: &'a mut [f32], qkv: &'a [f32], tokens: usize,
+    ) {
+        let width = out.len() / tokens;
+        let scale = (HEAD as f32).sqrt().recip();
+        let mut rows = vec![[0.0; HEAD]; tokens];
+        let mut keys = vec![0.0; tokens * HEAD];
+        for (head, weights) in weights.chunks_exact_mut(tokens * tokens).enumerate() {
+            let at = head * HEAD;
+            gather(qkv, width + at, 3 * width, &mut rows);
+            transpose(&rows, &mut keys);
+            gather(qkv, 2 * width + at, 3 * width, &mut rows);
+            for t in 0..tokens {
+                let query = channels::<HEAD>(qkv, 3 * width * t + at).map(|x| x * scale);
+                let row = &mut weights[t * tokens..t * tokens + t + 1];
+                dots(&query, &keys, tokens, row);
+                softmax(row);
+                out[t * width + at..t * width + at + HEAD].copy_from_slice(&combine(row, &rows));
+            }
+        }
+    }
 }
 
 fn attention_gradient_of<const HEAD: usize>(
@@ -374,60 +421,63 @@ fn attention_gradient_of<const HEAD: usize>(
     let AttentionShape { tokens, heads, .. } = shape;
     let width = shape.width();
     let mut out = vec![0.0; qkv.len()];
-    let per_sample = out
-        .par_chunks_mut(3 * tokens * width)
+    out.par_chunks_mut(3 * tokens * width)
         .zip(qkv.par_chunks(3 * tokens * width))
         .zip(weights.par_chunks(heads * tokens * tokens))
-        .zip(g.par_chunks(tokens * width));
-    per_sample.for_each(|(((out, qkv), weights), g)| {
-        AutoArch::new().dispatch(|| {
-            let scale = (HEAD as f32).sqrt().recip();
-            let mut keys = vec![[0.0; HEAD]; tokens];
-            let mut rows = vec![[0.0; HEAD]; tokens];
-            let mut values = vec![0.0; tokens * HEAD];
-            let mut for_keys = vec![[0.0; HEAD]; tokens];
-            let mut for_values = vec![[0.0; HEAD]; tokens];
-            let mut slope = vec![0.0; tokens];
-            for (head, weights) in weights.chunks_exact(tokens * tokens).enumerate() {
-                let at = head * HEAD;
-                gather(qkv, width + at, 3 * width, &mut keys);
-                gather(qkv, 2 * width + at, 3 * width, &mut rows);
-                transpose(&rows, &mut values);
-                for_keys.fill([0.0; HEAD]);
-                for_values.fill([0.0; HEAD]);
-                for t in 0..tokens {
-                    let query = channels::<HEAD>(qkv, 3 * width * t + at);
-                    let g = channels::<HEAD>(g, width * t + at);
-                    let weights = &weights[t * tokens..t * tokens + t + 1];
-                    let slope = &mut slope[..=t];
-                    // Gradient of the weights, then of the scores through the softmax.
-                    dots(&g, &values, tokens, slope);
-                    let mean = sum(|i| weights[i] * slope[i], weights.len());
-                    for (slope, weight) in slope.iter_mut().zip(weights) {
-                        *slope = weight * (*slope - mean) * scale;
-                    }
-                    let for_query = combine(slope, &keys);
-                    out[3 * width * t + at..3 * width * t + at + HEAD].copy_from_slice(&for_query);
-                    let pairs = slope
-                        .iter()
-                        .zip(weights)
-                        .zip(for_keys.iter_mut().zip(for_values.iter_mut()));
-                    for ((slope, weight), (for_key, for_value)) in pairs {
-                        for c in 0..HEAD {
-                            for_key[c] = slope.mul_add(query[c], for_key[c]);
-                            for_value[c] = weight.mul_add(g[c], for_value[c]);
-                        }
-                    }
+        .zip(g.par_chunks(tokens * width))
+        .for_each(|(((out, qkv), weights), g)| {
+            attention_gradient_sample::<HEAD>(out, qkv, weights, g, tokens)
+        });
+    out
+}
+
+kernel! {
+    fn attention_gradient_sample<'a, const HEAD: usize>(
+        out: &'a mut [f32], qkv: &'a [f32], weights: &'a [f32], g: &'a [f32], tokens: usize,
+    ) {
+        let width = g.len() / tokens;
+        let scale = (HEAD as f32).sqrt().recip();
+        let mut keys = vec![[0.0; HEAD]; tokens];
+        let mut rows = vec![[0.0; HEAD]; tokens];
+        let mut values = vec![0.0; tokens * HEAD];
+        let mut for_keys = vec![[0.0; HEAD]; tokens];
+        let mut for_values = vec![[0.0; HEAD]; tokens];
+        let mut slope = vec![0.0; tokens];
+        for (head, weights) in weights.chunks_exact(tokens * tokens).enumerate() {
+            let at = head * HEAD;
+            gather(qkv, width + at, 3 * width, &mut keys);
+            gather(qkv, 2 * width + at, 3 * width, &mut rows);
+            transpose(&rows, &mut values);
+            for_keys.fill([0.0; HEAD]);
+            for_values.fill([0.0; HEAD]);
+            for t in 0..tokens {
+                let query = channels::<HEAD>(qkv, 3 * width * t + at);
+                let g = channels::<HEAD>(g, width * t + at);
+                let weights = &weights[t * tokens..t * tokens + t + 1];
+                let slope = &mut slope[..=t];
+                // Gradient of the weights, then of the scores through the softmax.
+                dots(&g, &values, tokens, slope);
+                let mean = sum(|i| weights[i] * slope[i], weights.len());
+                for (slope, weight) in slope.iter_mut().zip(weights) {
+                    *slope = weight * (*slope - mean) * scale;
                 }
-                for (t, (for_key, for_value)) in for_keys.iter().zip(&for_values).enumerate() {
-                    let start = 3 * width * t + at;
-                    out[start + width..start + width + HEAD].copy_from_slice(for_key);
-                    out[start + 2 * width..start + 2 * width + HEAD].copy_from_slice(for_value);
+                let for_query = combine(slope, &keys);
+                out[3 * width * t + at..3 * width * t + at + HEAD].copy_from_slice(&for_query);
+                let pairs = slope.iter().zip(weights).zip(for_keys.iter_mut().zip(for_values.iter_mut()));
+                for ((slope, weight), (for_key, for_value)) in pairs {
+                    for c in 0..HEAD {
+                        for_key[c] = slope.mul_add(query[c], for_key[c]);
+                        for_value[c] = weight.mul_add(g[c], for_value[c]);
+                    }
                 }
             }
-        });
-    });
-    out
+            for (t, (for_key, for_value)) in for_keys.iter().zip(&for_values).enumerate() {
+                let start = 3 * width * t + at;
+                out[start + width..start + width + HEAD].copy_from_slice(for_key);
+                out[start + 2 * width..start + 2 * width + HEAD].copy_from_slice(for_value);
+            }
+        }
+    }
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use iidp::models::{Cnn, CnnConfig, Gpt, GptConfig, Mlp, MlpConfig};
 use iidp::{
-    BoxError, Error, Executor, ExecutorConfig, MicroBatch, Mode, StepOutput, WorkerLayout, Workload,
+    BoxError, Error, Executor, ExecutorConfig, MicroBatch, StepOutput, WorkerLayout, Workload,
 };
 
 /// Burn's generator of initial weights is one per process: tests that make models take turns.
@@ -148,11 +148,7 @@ impl Workload for GptTask {
         };
         let windows: Vec<Vec<u8>> = batch.samples.iter().map(|s| text(*s)).collect();
         let windows: Vec<&[u8]> = windows.iter().map(Vec::as_slice).collect();
-        let seeds: Vec<u64> = match batch.mode {
-            Mode::Train => (0..windows.len()).map(|i| batch.sample_seed(i)).collect(),
-            Mode::Evaluate => Vec::new(),
-        };
-        Ok(model.window_loss(&windows, &seeds, device)?)
+        Ok(model.batch_loss(&windows, batch, device)?)
     }
 }
 
