@@ -241,7 +241,7 @@ impl AttentionShape {
 
     /// Whether there is a kernel for this head width.
     pub(super) fn supported(head_width: usize) -> bool {
-        matches!(head_width, 8 | 16 | 32 | 64 | 128)
+        matches!(head_width, 16 | 32 | 64)
     }
 }
 
@@ -252,11 +252,9 @@ impl AttentionShape {
 /// If the head width is not [supported](AttentionShape::supported).
 pub(super) fn attention(qkv: &[f32], shape: AttentionShape) -> (Vec<f32>, Vec<f32>) {
     match shape.head_width {
-        8 => attention_of::<8>(qkv, shape),
         16 => attention_of::<16>(qkv, shape),
         32 => attention_of::<32>(qkv, shape),
         64 => attention_of::<64>(qkv, shape),
-        128 => attention_of::<128>(qkv, shape),
         other => panic!("no attention kernel for heads of {other} channels"),
     }
 }
@@ -273,11 +271,9 @@ pub(super) fn attention_gradient(
     shape: AttentionShape,
 ) -> Vec<f32> {
     match shape.head_width {
-        8 => attention_gradient_of::<8>(qkv, weights, g, shape),
         16 => attention_gradient_of::<16>(qkv, weights, g, shape),
         32 => attention_gradient_of::<32>(qkv, weights, g, shape),
         64 => attention_gradient_of::<64>(qkv, weights, g, shape),
-        128 => attention_gradient_of::<128>(qkv, weights, g, shape),
         other => panic!("no attention kernel for heads of {other} channels"),
     }
 }

@@ -129,7 +129,7 @@ impl Workload for GptTask {
     type Model = Gpt;
 
     fn init(&self, device: &Device) -> Result<Gpt, BoxError> {
-        let config = GptConfig::new(VOCABULARY, CONTEXT, 2, 16, 2)
+        let config = GptConfig::new(VOCABULARY, CONTEXT, 2, 32, 2)
             .with_tied(self.tied)
             .with_dropout(self.dropout);
         seeded(device, 3, |device| config.init(device))
