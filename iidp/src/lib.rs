@@ -27,7 +27,7 @@ pub use communicator::{Communicator, LocalCommunicator};
 pub use devices::devices;
 pub use error::{Error, Loss};
 pub use executor::{
-    BoxError, BucketTiming, Cuts, Executor, ExecutorConfig, ExecutorState, MicroBatch,
+    BoxError, BucketTiming, Executor, ExecutorConfig, ExecutorState, MicroBatch,
     MicroBatchObserver, MicroBatchRef, MicroBatchTiming, Mode, ObserverContext, PlainAccumulation,
     RankTimings, StepOutput, StepTimings, Workload, accumulate_weighted,
 };

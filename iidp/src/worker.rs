@@ -9,7 +9,7 @@ use std::any::Any;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
 use burn::module::Module;
@@ -17,7 +17,7 @@ use burn::tensor::{Device, Tensor};
 
 use crate::Error;
 use crate::bucket::{FlatGradient, ParameterLayout};
-use crate::executor::{Cuts, MicroBatch, Mode, Workload};
+use crate::executor::{BackwardPass, Cuts, MicroBatch, Mode, Workload};
 
 /// One micro-batch to compute.
 pub(crate) struct Job<M> {
@@ -51,8 +51,7 @@ pub(crate) enum Delivery {
 #[derive(Debug)]
 pub(crate) struct Piece {
     pub(crate) micro_batch: usize,
-    /// The segment of the backward pass that has just ended, counted from the loss.
-    pub(crate) segment: usize,
+    /// What the segment that has just ended completed.
     pub(crate) gradient: FlatGradient,
 }
 
@@ -86,9 +85,9 @@ pub(crate) struct Answer {
     pub(crate) duration: Duration,
 }
 
-/// A replica's thread: takes jobs in order, answers each of them.
+/// A replica's thread: takes rounds of jobs in order, answers each job.
 pub(crate) struct VirtualWorker<M> {
-    jobs: Sender<Job<M>>,
+    rounds: Sender<Vec<Job<M>>>,
     /// Kept so that the threads live as long as the worker.
     _pool: rayon::ThreadPool,
 }
@@ -108,7 +107,7 @@ pub(crate) struct WorkerContext<W: Workload> {
     pub(crate) rank: usize,
     pub(crate) seed: u64,
     pub(crate) threads: usize,
-    /// The rank's speed relative to the machine's, at most 1: a worker rests after each micro-batch to keep to it.
+    /// The rank's speed relative to the machine's, at most 1: a worker rests after each piece of work to keep to it.
     pub(crate) speed: f64,
 }
 
@@ -131,15 +130,25 @@ impl<M: Module + 'static> VirtualWorker<M> {
         replies: Sender<WorkerReply>,
     ) -> Result<Self, Error> {
         let pool = start_pool(context.rank, &format!("w{index}"), context.threads)?;
-        let (jobs, inbox) = channel();
+        let (rounds, inbox) = channel();
         let context = context.clone();
-        pool.spawn(move || serve(&context, index, &inbox, &replies));
-        Ok(Self { jobs, _pool: pool })
+        pool.spawn(move || {
+            while let Ok(round) = inbox.recv() {
+                if !serve(&context, index, round, &replies) {
+                    return;
+                }
+            }
+        });
+        Ok(Self {
+            rounds,
+            _pool: pool,
+        })
     }
 
-    /// Queues a job. Returns false if the worker is gone.
-    pub(crate) fn submit(&self, job: Job<M>) -> bool {
-        self.jobs.send(job).is_ok()
+    /// Queues a round of jobs: their forward passes run one after the other, then their backward passes, side by side if they come
+    /// in segments. Returns false if the worker is gone.
+    pub(crate) fn submit(&self, round: Vec<Job<M>>) -> bool {
+        self.rounds.send(round).is_ok()
     }
 }
 
@@ -161,26 +170,14 @@ pub(crate) fn start_pool(
         })
 }
 
+/// Computes a round and answers each of its jobs. Returns false if nobody waits for answers any more.
 fn serve<W: Workload>(
     context: &WorkerContext<W>,
     worker: usize,
-    jobs: &Receiver<Job<W::Model>>,
+    round: Vec<Job<W::Model>>,
     replies: &Sender<WorkerReply>,
-) {
-    while let Ok(job) = jobs.recv() {
-        let micro_batch = job.micro_batch;
-        let start = Instant::now();
-        let result = catch_unwind(AssertUnwindSafe(|| compute(context, job, replies)))
-            .unwrap_or_else(|panic| {
-                Err(Error::WorkerPanicked {
-                    rank: context.rank,
-                    micro_batch,
-                    message: panic_message(&*panic),
-                })
-            });
-        if context.speed < 1.0 {
-            std::thread::sleep(start.elapsed().mul_f64(1.0 / context.speed - 1.0));
-        }
+) -> bool {
+    let answer = |micro_batch, start: Instant, result| {
         let answer = Answer {
             worker,
             micro_batch,
@@ -188,77 +185,180 @@ fn serve<W: Workload>(
             start,
             duration: start.elapsed(),
         };
-        if replies.send(WorkerReply::Answer(answer)).is_err() {
-            return;
+        replies.send(WorkerReply::Answer(answer)).is_ok()
+    };
+    let mut open = Vec::with_capacity(round.len());
+    for job in round {
+        let (micro_batch, start) = (job.micro_batch, Instant::now());
+        let result = match paced(context, micro_batch, || forward(context, job)) {
+            Ok(Forward::Open(one)) => {
+                open.push((start, one));
+                continue;
+            }
+            Ok(Forward::Evaluated(computed)) => Ok(computed),
+            Err(error) => Err(error),
+        };
+        if !answer(micro_batch, start, result) {
+            return false;
         }
     }
+    // One segment of each in turn: what is complete of all of them can be reduced while the rest is computed.
+    while !open.is_empty() {
+        let mut still_open = Vec::with_capacity(open.len());
+        for (start, mut one) in open {
+            let micro_batch = one.micro_batch;
+            let advanced = paced(context, micro_batch, || one.advance(context, replies));
+            let result = match advanced {
+                Ok(true) => {
+                    still_open.push((start, one));
+                    continue;
+                }
+                Ok(false) => paced(context, micro_batch, || Ok(one.finish(context))),
+                Err(error) => {
+                    // Nobody must hold a view of the weights once the answer is out.
+                    drop(one);
+                    Err(error)
+                }
+            };
+            if !answer(micro_batch, start, result) {
+                return false;
+            }
+        }
+        open = still_open;
+    }
+    true
 }
 
-fn compute<W: Workload>(
+/// Computes at the rank's speed, and turns a panic into an error.
+fn paced<W: Workload, T>(
+    context: &WorkerContext<W>,
+    micro_batch: usize,
+    compute: impl FnOnce() -> Result<T, Error>,
+) -> Result<T, Error> {
+    let start = Instant::now();
+    let result = catch_unwind(AssertUnwindSafe(compute)).unwrap_or_else(|panic| {
+        Err(Error::WorkerPanicked {
+            rank: context.rank,
+            micro_batch,
+            message: panic_message(&*panic),
+        })
+    });
+    if context.speed < 1.0 {
+        std::thread::sleep(start.elapsed().mul_f64(1.0 / context.speed - 1.0));
+    }
+    result
+}
+
+/// What a forward pass leaves.
+enum Forward<M> {
+    Evaluated(Computed),
+    Open(Box<OpenMicroBatch<M>>),
+}
+
+fn forward<W: Workload>(
     context: &WorkerContext<W>,
     job: Job<W::Model>,
-    replies: &Sender<WorkerReply>,
-) -> Result<Computed, Error> {
-    let cuts = Cuts::new(!matches!(job.delivery, Delivery::Whole));
-    let samples = &job.samples[job.range.clone()];
-    let mut micro_batch = MicroBatch::new(samples, job.mode);
-    micro_batch.index = job.micro_batch;
-    micro_batch.step = job.step;
-    micro_batch.seed = context.seed;
-    let micro_batch = micro_batch.with_cuts(&cuts);
-    let loss_of = |model: &W::Model, device: &Device| -> Result<(Tensor<1>, f32), Error> {
-        let loss = context
-            .workload
-            .loss(model, &micro_batch, device)
-            .map_err(|error| Error::Workload {
-                rank: context.rank,
-                micro_batch: job.micro_batch,
-                message: error.to_string(),
-            })?;
-        let elements = loss.shape().num_elements();
-        if elements != 1 {
-            return Err(Error::LossNotScalar {
-                micro_batch: job.micro_batch,
-                elements,
-            });
-        }
-        let value: f32 = loss.clone().into_scalar();
-        if value.is_finite() {
-            Ok((loss, value))
-        } else {
-            Err(Error::NonFiniteLoss {
-                rank: context.rank,
-                micro_batch: job.micro_batch,
-                loss: value,
-            })
-        }
-    };
+) -> Result<Forward<W::Model>, Error> {
     if job.mode == Mode::Evaluate {
-        let (_, loss) = loss_of(&job.template, &context.device.clone().inner())?;
-        return Ok(Computed {
+        let device = context.device.clone().inner();
+        let (_, loss) = loss_of(context, &job, &job.template, &Cuts::new(false), &device)?;
+        return Ok(Forward::Evaluated(Computed {
             loss,
             gradient: None,
             readiness: None,
             buffers: Vec::new(),
-        });
+        }));
     }
-    let replica = job.template.train();
-    let (loss, value) = loss_of(&replica, &context.device)?;
+    let cuts = Cuts::new(!matches!(job.delivery, Delivery::Whole));
+    let replica = job.template.clone().train();
+    let (loss, value) = loss_of(context, &job, &replica, &cuts, &context.device)?;
     if !loss.is_tracked() {
         return Err(Error::LossNotTracked {
             micro_batch: job.micro_batch,
         });
     }
-    // The last segment in which each slot was met; what no segment meets is complete after the last.
-    let mut met: Vec<Option<usize>> = vec![None; context.layout.slots().len()];
-    let mut segment = 0;
-    let mut gradient = FlatGradient::empty(&context.layout);
-    cuts.backward(&loss, |gradients| {
+    Ok(Forward::Open(Box::new(OpenMicroBatch {
+        micro_batch: job.micro_batch,
+        delivery: job.delivery,
+        replica,
+        loss: value,
+        pass: cuts.backward(loss),
+        gradient: FlatGradient::empty(&context.layout),
+        met: vec![None; context.layout.slots().len()],
+        segment: 0,
+    })))
+}
+
+/// The loss of a job, as a tensor and as a number.
+fn loss_of<W: Workload>(
+    context: &WorkerContext<W>,
+    job: &Job<W::Model>,
+    model: &W::Model,
+    cuts: &Cuts,
+    device: &Device,
+) -> Result<(Tensor<1>, f32), Error> {
+    let mut micro_batch = MicroBatch::new(&job.samples[job.range.clone()], job.mode);
+    micro_batch.index = job.micro_batch;
+    micro_batch.step = job.step;
+    micro_batch.seed = context.seed;
+    let loss = context
+        .workload
+        .loss(model, &micro_batch.with_cuts(cuts), device)
+        .map_err(|error| Error::Workload {
+            rank: context.rank,
+            micro_batch: job.micro_batch,
+            message: error.to_string(),
+        })?;
+    let elements = loss.shape().num_elements();
+    if elements != 1 {
+        return Err(Error::LossNotScalar {
+            micro_batch: job.micro_batch,
+            elements,
+        });
+    }
+    let value: f32 = loss.clone().into_scalar();
+    if !value.is_finite() {
+        return Err(Error::NonFiniteLoss {
+            rank: context.rank,
+            micro_batch: job.micro_batch,
+            loss: value,
+        });
+    }
+    Ok((loss, value))
+}
+
+/// A micro-batch whose backward pass is not over.
+struct OpenMicroBatch<M> {
+    micro_batch: usize,
+    delivery: Delivery,
+    replica: M,
+    loss: f32,
+    pass: BackwardPass,
+    /// What is computed and not handed over.
+    gradient: FlatGradient,
+    /// The last segment in which each slot was met.
+    met: Vec<Option<usize>>,
+    /// Segments that are computed.
+    segment: usize,
+}
+
+impl<M: Module> OpenMicroBatch<M> {
+    /// Computes the next segment and hands over what is complete then. Returns false if there was none left.
+    fn advance<W: Workload<Model = M>>(
+        &mut self,
+        context: &WorkerContext<W>,
+        replies: &Sender<WorkerReply>,
+    ) -> Result<bool, Error> {
+        let Some(gradients) = self.pass.next_segment() else {
+            return Ok(false);
+        };
+        let segment = self.segment;
+        let (met, delivery) = (&mut self.met, &self.delivery);
         let mut late = None;
         context
             .layout
-            .take_gradients(&replica, gradients, &mut gradient, |slot| {
-                if let Delivery::Stream(ready) = &job.delivery
+            .take_gradients(&self.replica, gradients, &mut self.gradient, |slot| {
+                if let Delivery::Stream(ready) = delivery
                     && ready[slot] < segment
                 {
                     late.get_or_insert(slot);
@@ -266,43 +366,42 @@ fn compute<W: Workload>(
                 met[slot] = Some(segment);
             });
         if let Some(slot) = late {
-            let parameter = context.layout.slots()[slot].path.clone();
             return Err(Error::LateGradient {
-                micro_batch: job.micro_batch,
-                parameter,
+                micro_batch: self.micro_batch,
+                parameter: context.layout.slots()[slot].path.clone(),
             });
         }
-        if let Delivery::Stream(ready) = &job.delivery {
-            let gradient = gradient.take_if(|slot| ready[slot] <= segment);
-            let piece = Piece {
-                micro_batch: job.micro_batch,
-                segment,
-                gradient,
-            };
+        if let Delivery::Stream(ready) = &self.delivery {
+            let gradient = self.gradient.take_if(|slot| ready[slot] <= segment);
             // A rank that is gone needs no gradient.
-            let _ = replies.send(WorkerReply::Piece(piece));
+            let _ = replies.send(WorkerReply::Piece(Piece {
+                micro_batch: self.micro_batch,
+                gradient,
+            }));
         }
-        segment += 1;
-        Ok(())
-    })?;
-    drop(loss);
-    let readiness = matches!(job.delivery, Delivery::Learn).then(|| {
-        met.into_iter()
-            .map(|met| met.unwrap_or(segment.saturating_sub(1)))
-            .collect()
-    });
-    let buffers = if context.layout.buffer_len() == 0 {
-        Vec::new()
-    } else {
-        // `valid` first folds what this thread's forward pass left in the running statistics.
-        context.layout.read_buffers(&replica.valid())
-    };
-    Ok(Computed {
-        loss: value,
-        gradient: Some(gradient),
-        readiness,
-        buffers,
-    })
+        self.segment += 1;
+        Ok(true)
+    }
+
+    fn finish<W: Workload<Model = M>>(self, context: &WorkerContext<W>) -> Computed {
+        let last = self.segment.saturating_sub(1);
+        let readiness = matches!(self.delivery, Delivery::Learn).then(|| {
+            // What no segment meets is complete after the last.
+            self.met.iter().map(|met| met.unwrap_or(last)).collect()
+        });
+        let buffers = if context.layout.buffer_len() == 0 {
+            Vec::new()
+        } else {
+            // `valid` first folds what this thread's forward pass left in the running statistics.
+            context.layout.read_buffers(&self.replica.valid())
+        };
+        Computed {
+            loss: self.loss,
+            gradient: Some(self.gradient),
+            readiness,
+            buffers,
+        }
+    }
 }
 
 /// The text of a panic.

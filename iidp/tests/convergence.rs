@@ -114,15 +114,22 @@ fn overlapping_communication_changes_no_bit() {
     for tied in [false, true] {
         let workload = GptTask { tied, dropout: 0.1 };
         let layouts = uneven(2).swap_remove(0);
-        let once = |overlap: bool| {
-            let config = ExecutorConfig::new(layouts.clone())
+        let once = |depth: Option<usize>| {
+            let mut config = ExecutorConfig::new(layouts.clone())
                 .with_bucket_bytes(2048)
-                .with_overlap(overlap);
+                .with_overlap(depth.is_some());
+            if let Some(depth) = depth {
+                config = config.with_overlap_depth(depth);
+            }
             let (outputs, mut executor) = run(config, workload.clone(), 10, LEARNING_RATE);
             assert!(executor.layout().buckets().len() > 5);
             (losses(&outputs), executor.state().unwrap())
         };
-        assert_eq!(once(true), once(false));
+        let expected = once(None);
+        // A depth of 5 is more micro-batches than any worker has.
+        for depth in [1, 2, 5] {
+            assert_eq!(once(Some(depth)), expected, "depth {depth}");
+        }
     }
 }
 

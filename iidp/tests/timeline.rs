@@ -2,10 +2,11 @@
 
 mod common;
 
+use std::ops::Range;
 use std::time::Duration;
 
 use common::{GptTask, MlpTask, batch};
-use iidp::{Communicator, ExecutorConfig, LocalCommunicator, Profiler, WorkerLayout};
+use iidp::{Communicator, Error, ExecutorConfig, LocalCommunicator, Profiler, WorkerLayout};
 
 #[test]
 fn a_timeline_shows_every_micro_batch_once_on_its_worker() {
@@ -14,17 +15,29 @@ fn a_timeline_shows_every_micro_batch_once_on_its_worker() {
     let timings = executor.step(&batch(0, 10), 1e-3).unwrap().timings;
     let events = timings.chrome_trace();
     let events = events.as_array().unwrap();
-    let mut names: Vec<_> = events
-        .iter()
-        .map(|event| event["name"].as_str().unwrap().to_owned())
-        .collect();
-    names.sort();
-    let micro_batches = (0..5).map(|m| format!("micro-batch {m}"));
-    let mut expected: Vec<_> = ["all-reduce", "all-reduce", "update", "update"]
-        .map(str::to_owned)
-        .to_vec();
-    expected.splice(2..2, micro_batches);
-    assert_eq!(names, expected);
+    let named = |prefix: &str| -> Vec<&str> {
+        let mut names: Vec<_> = events
+            .iter()
+            .filter_map(|event| event["name"].as_str())
+            .filter(|name| name.starts_with(prefix))
+            .collect();
+        names.sort_unstable();
+        names
+    };
+    assert_eq!(named("update"), ["update"; 2]);
+    assert_eq!(named("wait for ranks"), ["wait for ranks"; 2]);
+    assert_eq!(named("all-reduce"), ["all-reduce 0"; 2]);
+    assert_eq!(
+        named("micro-batch"),
+        [
+            "micro-batch 0 (worker 0)",
+            "micro-batch 1 (worker 1)",
+            "micro-batch 2 (worker 0)",
+            "micro-batch 3 (worker 1)",
+            "micro-batch 4 (worker 0)",
+        ]
+    );
+    assert_eq!(events.len(), 2 + 2 + 2 + 5);
     for event in events {
         assert_eq!(event["ph"], "X");
         let end = event["ts"].as_f64().unwrap() + event["dur"].as_f64().unwrap();
@@ -44,6 +57,111 @@ fn a_timeline_shows_every_micro_batch_once_on_its_worker() {
                     one.micro_batch
                 );
                 free = one.start + one.duration;
+            }
+        }
+    }
+}
+
+/// A communicator whose all-reduces of gradients take long.
+#[derive(Debug)]
+struct Slow(Box<dyn Communicator>);
+
+impl Communicator for Slow {
+    fn rank(&self) -> usize {
+        self.0.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.0.size()
+    }
+
+    fn all_reduce_sum(&self, data: &mut [f32]) -> Result<(), Error> {
+        std::thread::sleep(Duration::from_millis(5));
+        self.0.all_reduce_sum(data)
+    }
+
+    fn all_reduce_sum_f64(&self, data: &mut [f64]) -> Result<(), Error> {
+        self.0.all_reduce_sum_f64(data)
+    }
+
+    fn reduce_scatter_sum(&self, data: &mut [f32]) -> Result<Range<usize>, Error> {
+        self.0.reduce_scatter_sum(data)
+    }
+
+    fn all_gather(&self, data: &mut [f32]) -> Result<(), Error> {
+        self.0.all_gather(data)
+    }
+
+    fn all_gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
+        self.0.all_gather_bytes(bytes)
+    }
+
+    fn broadcast(&self, data: &mut [f32], root: usize) -> Result<(), Error> {
+        self.0.broadcast(data, root)
+    }
+
+    fn send(&self, to: usize, tag: u64, data: Vec<f32>) -> Result<(), Error> {
+        self.0.send(to, tag, data)
+    }
+
+    fn recv(&self, from: usize, tag: u64) -> Result<Vec<f32>, Error> {
+        self.0.recv(from, tag)
+    }
+
+    fn barrier(&self) -> Result<(), Error> {
+        self.0.barrier()
+    }
+
+    fn split(&self, color: usize, key: usize) -> Result<Box<dyn Communicator>, Error> {
+        Ok(Box::new(Self(self.0.split(color, key)?)))
+    }
+
+    fn abort(&self, reason: &str) -> Error {
+        self.0.abort(reason)
+    }
+}
+
+#[test]
+fn with_overlap_buckets_are_reduced_beside_the_backward_passes() {
+    // A slow rank, so that there is something to hide behind on a fast machine too.
+    for depth in [1, 2] {
+        let layouts = vec![WorkerLayout::new(1, 2, 2), WorkerLayout::new(1, 1, 2)];
+        let ends = LocalCommunicator::group(2, Duration::from_secs(60)).unwrap();
+        let ends = ends
+            .into_iter()
+            .map(|end| Box::new(Slow(Box::new(end))) as Box<dyn Communicator>);
+        let mut executor = ExecutorConfig::new(layouts)
+            .with_overlap(true)
+            .with_overlap_depth(depth)
+            .with_bucket_bytes(4096)
+            .with_emulated_speeds(vec![0.05, 0.05])
+            .init_with(
+                GptTask {
+                    tied: false,
+                    dropout: 0.0,
+                },
+                ends.collect(),
+            )
+            .unwrap();
+        let buckets = executor.layout().buckets().len();
+        assert!(buckets > 4);
+        // The first step learns the order of the gradients and overlaps nothing.
+        for (step, overlaps) in [(0, false), (1, true)] {
+            let timings = executor.step(&batch(step, 6), 1e-3).unwrap().timings;
+            for rank in &timings.ranks {
+                let order: Vec<_> = rank.buckets.iter().map(|one| one.bucket).collect();
+                let expected: Vec<_> = (0..buckets).rev().collect();
+                assert_eq!(order, expected, "from the last bucket to the first");
+                let begun = rank.buckets[0].start < rank.compute;
+                assert_eq!(begun, overlaps, "step {step} of rank {}", rank.rank);
+                // A bucket waits for all of the rank's micro-batches.
+                if overlaps && depth == 2 {
+                    let first = &rank.micro_batches[0];
+                    assert!(
+                        rank.buckets[0].start < first.start + first.duration,
+                        "all micro-batches of the rank are under way when its first bucket leaves"
+                    );
+                }
             }
         }
     }

@@ -1,5 +1,6 @@
 //! One step's gradients on a rank: accumulated in the order of the micro-batches, reduced bucket by bucket.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -29,48 +30,81 @@ pub(super) struct Accumulation<'a> {
     pub(super) timings: RankTimings,
     /// The communication thread and how many buckets, from the last one down, are not with it yet.
     pub(super) flow: Option<(&'a mut Reducer, usize)>,
+    /// After which segment slots are complete, once that is known.
+    pub(super) readiness: Option<Readiness>,
     /// What the last micro-batch of the rank found out.
     pub(super) learnt: Option<Readiness>,
+    /// The micro-batches whose gradients come in parts, the last ones of the rank.
+    pub(super) streams: BTreeMap<usize, Stream>,
+    /// Micro-batches before those that were not answered.
+    pub(super) whole_left: usize,
+    /// Segments of the streams that were added.
+    pub(super) segments: usize,
+}
+
+/// A micro-batch whose gradient comes in parts.
+#[derive(Debug)]
+pub(super) struct Stream {
+    samples: usize,
+    /// Parts that came and are not added, by segment.
+    parts: VecDeque<FlatGradient>,
+    /// Whether nothing else will come.
+    ended: bool,
+}
+
+impl Stream {
+    pub(super) fn of(samples: usize) -> Self {
+        Self {
+            samples,
+            parts: VecDeque::new(),
+            ended: false,
+        }
+    }
 }
 
 impl Accumulation<'_> {
-    /// Adds a part of the last micro-batch's gradient; buckets that are then complete start on their way.
-    pub(super) fn piece(
-        &mut self,
-        piece: &Piece,
-        samples: usize,
-        readiness: &Readiness,
-    ) -> Result<(), Error> {
-        self.add(piece.micro_batch, samples, &piece.gradient)?;
-        self.send_while(|bucket| {
-            readiness[bucket.slots.clone()]
-                .iter()
-                .all(|ready| *ready <= piece.segment)
-        });
-        Ok(())
+    /// Takes a part of a micro-batch's gradient.
+    pub(super) fn piece(&mut self, piece: Piece) -> Result<(), Error> {
+        if let Some(stream) = self.streams.get_mut(&piece.micro_batch) {
+            stream.parts.push_back(piece.gradient);
+        }
+        self.add_parts()
     }
 
-    /// Adds what an answer holds.
+    /// Takes what an answer holds; answers come in the order of their micro-batches.
     pub(super) fn answer(&mut self, answer: Answer, samples: usize) -> Result<(), Error> {
+        let Answer {
+            worker,
+            micro_batch,
+            result,
+            start,
+            duration,
+        } = answer;
         self.timings.micro_batches.push(MicroBatchTiming {
-            micro_batch: answer.micro_batch,
-            worker: answer.worker,
-            start: answer.start.saturating_duration_since(self.begin),
-            duration: answer.duration,
+            micro_batch,
+            worker,
+            start: start.saturating_duration_since(self.begin),
+            duration,
         });
-        let end = (answer.start + answer.duration).saturating_duration_since(self.begin);
+        let end = (start + duration).saturating_duration_since(self.begin);
         self.timings.compute = self.timings.compute.max(end);
-        let computed = match answer.result {
+        self.whole_left -= usize::from(!self.streams.contains_key(&micro_batch));
+        let computed = match result {
             Ok(computed) => computed,
             Err(error) => {
-                self.agreement.fail(Failure::of(error, answer.micro_batch));
+                self.agreement.fail(Failure::of(error, micro_batch));
                 return Ok(());
             }
         };
         self.agreement
-            .set_loss(answer.micro_batch, f64::from(computed.loss));
-        if let Some(gradient) = &computed.gradient {
-            self.add(answer.micro_batch, samples, gradient)?;
+            .set_loss(micro_batch, f64::from(computed.loss));
+        match (self.streams.get_mut(&micro_batch), computed.gradient) {
+            (Some(stream), rest) => {
+                stream.parts.extend(rest);
+                stream.ended = true;
+            }
+            (None, Some(gradient)) => self.add(micro_batch, samples, &gradient)?,
+            (None, None) => {}
         }
         if let Some(readiness) = computed.readiness {
             self.learnt = Some(readiness);
@@ -83,6 +117,38 @@ impl Accumulation<'_> {
             .zip(self.buffers);
         for ((change, after), before) in changes {
             *change += weight * (after - before);
+        }
+        self.add_parts()
+    }
+
+    /// Adds the parts of a segment as soon as those of all streams are there and all other micro-batches are added: each slot's sum is
+    /// taken in the order of the micro-batches. Buckets that are then complete start on their way.
+    fn add_parts(&mut self) -> Result<(), Error> {
+        if self.whole_left > 0 || self.agreement.failed() {
+            return Ok(());
+        }
+        let there = |stream: &Stream| stream.ended || !stream.parts.is_empty();
+        while self.streams.values().all(there) {
+            let parts: Vec<_> = self
+                .streams
+                .iter_mut()
+                .filter_map(|(m, stream)| Some((*m, stream.samples, stream.parts.pop_front()?)))
+                .collect();
+            if parts.is_empty() {
+                break;
+            }
+            for (micro_batch, samples, part) in parts {
+                self.add(micro_batch, samples, &part)?;
+            }
+            if let Some(readiness) = self.readiness.clone() {
+                let segment = self.segments;
+                self.send_while(|bucket| {
+                    readiness[bucket.slots.clone()]
+                        .iter()
+                        .all(|ready| *ready <= segment)
+                });
+            }
+            self.segments += 1;
         }
         Ok(())
     }

@@ -40,6 +40,7 @@ pub struct ExecutorConfig {
     pub(super) seed: u64,
     pub(super) partial_batches: bool,
     pub(super) overlap: Option<bool>,
+    pub(super) overlap_depth: usize,
     pub(super) observers: Opaque<ObserverFactory>,
 }
 
@@ -59,6 +60,7 @@ impl ExecutorConfig {
             seed: 0,
             partial_batches: false,
             overlap: None,
+            overlap_depth: 1,
             observers: Opaque(Box::new(|_| Box::new(PlainAccumulation))),
         }
     }
@@ -129,12 +131,21 @@ impl ExecutorConfig {
         self
     }
 
-    /// Whether a thread per rank reduces buckets while the last micro-batch's backward pass is still under way, as far as the model
+    /// Whether a thread per rank reduces buckets while the backward passes of each worker's last micro-batches are still under way, as far as the model
     /// [cuts](crate::MicroBatch::cut) its graph. By default only with communicators from outside: among the threads of a process
     /// communication is work for the same cores.
     #[must_use]
     pub fn with_overlap(mut self, overlap: bool) -> Self {
         self.overlap = Some(overlap);
+        self
+    }
+
+    /// With overlap: how many of each worker's last micro-batches go through their backward passes together, segment by segment. With more
+    /// of them communication begins earlier, and has more compute to hide behind; the activations of all of them
+    /// are held at a time. 1 by default.
+    #[must_use]
+    pub fn with_overlap_depth(mut self, micro_batches: usize) -> Self {
+        self.overlap_depth = micro_batches;
         self
     }
 
@@ -228,6 +239,11 @@ impl ExecutorConfig {
             "bucket size in bytes",
             self.bucket_bytes > 0,
             self.bucket_bytes.to_string(),
+        )?;
+        positive(
+            "overlap depth",
+            self.overlap_depth > 0,
+            self.overlap_depth.to_string(),
         )?;
         positive(
             "threads per worker",

@@ -10,10 +10,10 @@ type Segment = Box<dyn FnOnce(&mut Gradients) -> Option<Gradients>>;
 
 /// Cuts the graph of a loss into segments whose backward passes run one after the other, from the loss to the inputs.
 ///
-/// Burn gives out gradients when a whole backward pass is over. Where a model [cuts](Self::cut) its activations, say
-/// between blocks, the gradients of the last block are there while those of the first are still to be computed,
-/// and their all-reduce runs meanwhile. The gradients are the same, bit for bit.
-pub struct Cuts {
+/// Burn gives out gradients when a whole backward pass is over. Where a model cuts its activations, say between blocks, the gradients of
+/// the last block are there while those of the first are still to be computed, and their all-reduce runs meanwhile. The
+/// gradients are the same, bit for bit.
+pub(crate) struct Cuts {
     segments: RefCell<Vec<Segment>>,
     active: bool,
 }
@@ -28,6 +28,7 @@ impl fmt::Debug for Cuts {
 }
 
 impl Cuts {
+    /// Cuts only if `active`.
     pub(crate) fn new(active: bool) -> Self {
         Self {
             segments: RefCell::default(),
@@ -37,7 +38,7 @@ impl Cuts {
 
     /// Cuts the graph at `x`. What comes later in the forward pass must use the returned tensor in place of `x`, and
     /// nothing else that was computed before the cut except parameters.
-    pub fn cut<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+    pub(crate) fn cut<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         if !self.active || !x.is_tracked() {
             return x;
         }
@@ -50,29 +51,36 @@ impl Cuts {
         leaf
     }
 
-    /// Backward passes of all segments; `emit` gets the gradients of each and tells whether to go on.
-    pub(crate) fn backward<E>(
-        &self,
-        loss: &Tensor<1>,
-        mut emit: impl FnMut(&mut Gradients) -> Result<(), E>,
-    ) -> Result<(), E> {
-        let mut gradients = loss.backward();
-        loop {
-            // The next segment's incoming gradient is taken out before the parameters' are.
-            let segment = self.segments.borrow_mut().pop();
-            let earlier = match segment {
-                None => return emit(&mut gradients),
-                Some(segment) => {
-                    emit(&mut gradients)?;
-                    segment(&mut gradients)
-                }
-            };
-            match earlier {
-                Some(earlier) => gradients = earlier,
-                // The loss does not depend on what came before the cut.
-                None => return Ok(()),
-            }
+    /// The backward pass of `loss`, in whose graph the cuts are.
+    pub(crate) fn backward(self, loss: Tensor<1>) -> BackwardPass {
+        BackwardPass {
+            loss: Some(loss),
+            earlier: self.segments.into_inner(),
+            gradients: None,
         }
+    }
+}
+
+/// A backward pass that goes from segment to segment, from the loss to the inputs.
+pub(crate) struct BackwardPass {
+    loss: Option<Tensor<1>>,
+    /// Segments whose turn is yet to come, the next one last.
+    earlier: Vec<Segment>,
+    gradients: Option<Gradients>,
+}
+
+impl BackwardPass {
+    /// Computes one segment and gives its gradients, from which the caller may take those of parameters. `None` after the last segment, or if the loss
+    /// does not depend on what came before a cut.
+    pub(crate) fn next_segment(&mut self) -> Option<&mut Gradients> {
+        let gradients = match self.loss.take() {
+            Some(loss) => loss.backward(),
+            None => {
+                let mut later = self.gradients.take()?;
+                self.earlier.pop()?(&mut later)?
+            }
+        };
+        Some(self.gradients.insert(gradients))
     }
 }
 
@@ -105,16 +113,15 @@ mod tests {
             let loss = h.powi_scalar(2).mean();
             let mut found = vec![None; 3];
             let mut segments = 0;
-            cuts.backward(&loss, |gradients| {
+            let mut pass = cuts.backward(loss);
+            while let Some(gradients) = pass.next_segment() {
                 for (weight, found) in weights.iter().zip(&mut found) {
                     if let Some(gradient) = weight.grad_remove(gradients) {
                         *found = Some((segments, gradient.into_data()));
                     }
                 }
                 segments += 1;
-                Ok::<(), ()>(())
-            })
-            .unwrap();
+            }
             (segments, found)
         };
         let (one, whole) = run(false);

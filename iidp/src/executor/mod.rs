@@ -31,7 +31,7 @@ use burn::module::Module;
 use burn::tensor::Device;
 
 pub use config::ExecutorConfig;
-pub use cuts::Cuts;
+pub(crate) use cuts::{BackwardPass, Cuts};
 pub use observer::{
     MicroBatchObserver, MicroBatchRef, ObserverContext, PlainAccumulation, accumulate_weighted,
 };
@@ -158,6 +158,7 @@ impl<W: Workload> Executor<W> {
                 },
                 settings: RankSettings {
                     overlap: self.config.overlap.unwrap_or(!self.local),
+                    overlap_depth: self.config.overlap_depth,
                     clip_norm: self.config.clip_norm,
                     timeout: self.config.timeout,
                 },

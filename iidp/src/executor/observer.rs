@@ -39,8 +39,8 @@ pub struct ObserverContext<'a> {
 
 /// Sees the gradients of a rank. One observer per rank, called on the rank's thread only.
 ///
-/// The calls of a step are: [`accumulate`](Self::accumulate) for each slice of each micro-batch of the rank (micro-batches in order; slices
-/// in order of offset, except with overlap, where the last micro-batch's come as they are computed), [`reduced`](Self::reduced) for each bucket, [`gather`](Self::gather), and then
+/// The calls of a step are: [`accumulate`](Self::accumulate) for each slice of each micro-batch of the rank (for each slice the micro-batches come in order; the
+/// slices of a micro-batch come in order of offset, except with overlap, where those of each worker's last micro-batches come as they are computed), [`reduced`](Self::reduced) for each bucket, [`gather`](Self::gather), and then
 /// either [`committed`](Self::committed) or [`discarded`](Self::discarded). Results travel to the caller of the step through
 /// whatever the factory lets the observer share (an `Arc<Mutex<..>>`, a channel).
 ///
@@ -85,7 +85,7 @@ pub trait MicroBatchObserver: Send {
         Ok(())
     }
 
-    /// Every rank agreed that the step is good; parameters are updated next.
+    /// Every rank agreed that the step is good, and this rank has updated its parameters.
     fn committed(&mut self) {}
 
     /// The step was rolled back: forget what was measured in it.

@@ -36,8 +36,8 @@ pub struct StepTimings {
 
 impl StepTimings {
     /// The step as a timeline in Chrome's trace format (a JSON array of complete events, times in microseconds), to be
-    /// opened in `chrome://tracing` or Perfetto: one process per rank; in it line 0 for the rank's own work, one line per
-    /// virtual worker, and one for the all-reduces of buckets.
+    /// opened in `chrome://tracing` or Perfetto: one process per rank; in it line 0 for the rank's own work, line 1 for the
+    /// all-reduces of buckets, and then a line per micro-batch that is under way at a time.
     ///
     /// # Examples
     ///
@@ -58,31 +58,34 @@ impl StepTimings {
                     "dur": duration.as_secs_f64() * 1e6,
                 }));
             };
-            for one in &rank.micro_batches {
-                let name = format!("micro-batch {}", one.micro_batch);
-                event(name, one.worker + 1, one.start, one.duration);
-            }
-            let communication = rank
-                .micro_batches
-                .iter()
-                .map(|one| one.worker + 2)
-                .max()
-                .unwrap_or(1);
-            for one in &rank.buckets {
-                event(
-                    format!("all-reduce {}", one.bucket),
-                    communication,
-                    one.start,
-                    one.duration,
-                );
-            }
             event(
-                "communicate".to_owned(),
+                "wait for ranks".to_owned(),
                 0,
                 rank.communicate_start,
                 rank.communicate,
             );
             event("update".to_owned(), 0, rank.update_start, rank.update);
+            for one in &rank.buckets {
+                event(
+                    format!("all-reduce {}", one.bucket),
+                    1,
+                    one.start,
+                    one.duration,
+                );
+            }
+            // The micro-batches of a worker follow each other, or go through their backward passes together: each gets the first free line.
+            let mut lines: Vec<(usize, Duration)> = Vec::new();
+            for one in &rank.micro_batches {
+                let free =
+                    |(worker, end): &(usize, Duration)| *worker == one.worker && *end <= one.start;
+                let line = lines.iter().position(free).unwrap_or_else(|| {
+                    lines.push((one.worker, Duration::ZERO));
+                    lines.len() - 1
+                });
+                lines[line].1 = one.start + one.duration;
+                let name = format!("micro-batch {} (worker {})", one.micro_batch, one.worker);
+                event(name, line + 2, one.start, one.duration);
+            }
         }
         events.into()
     }

@@ -1,5 +1,6 @@
 //! A rank: the thread that owns one logical device, its workers, its share of the collectives and its copy of the state.
 
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -7,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use burn::module::Module;
 
-use super::accumulation::{Accumulation, Readiness};
+use super::accumulation::{Accumulation, Readiness, Stream};
 use super::agreement::{Agreement, Failure};
-use super::jobs::{News, run_jobs};
+use super::jobs::{News, rounds, run_jobs};
 use super::output::RankTimings;
 use super::reducer::Reducer;
 use super::state::ExecutorState;
@@ -79,6 +80,7 @@ pub(super) struct Reply<M> {
 /// Settings that a rank keeps for life.
 pub(super) struct RankSettings {
     pub(super) overlap: bool,
+    pub(super) overlap_depth: usize,
     pub(super) clip_norm: Option<f64>,
     pub(super) timeout: Duration,
 }
@@ -125,7 +127,7 @@ pub(super) struct RankSeed<W: Workload> {
 
 impl<W: Workload> Rank<W> {
     pub(super) fn new(seed: RankSeed<W>) -> Result<Self, Error> {
-        let (workers, replies, pool) = start_workers(&seed.context, seed.layout)?;
+        let (workers, replies, pool) = start_workers(&seed.context, seed.layout.virtual_workers)?;
         let layout = &seed.context.layout;
         let tensors = layout
             .slots()
@@ -214,7 +216,8 @@ impl<W: Workload> Rank<W> {
                 observer,
             } => {
                 self.context.speed = speed;
-                (self.workers, self.replies, self.pool) = start_workers(&self.context, layout)?;
+                (self.workers, self.replies, self.pool) =
+                    start_workers(&self.context, layout.virtual_workers)?;
                 self.plan = plan;
                 self.observer = observer;
                 Ok(Payload::Done)
@@ -222,6 +225,9 @@ impl<W: Workload> Rank<W> {
             Command::Reconnect(communicator) => {
                 self.reducer = None;
                 self.communicator = communicator;
+                // A worker that was given up may still answer, to nobody: the next step gets other workers.
+                (self.workers, self.replies, self.pool) =
+                    start_workers(&self.context, self.workers.len())?;
                 Ok(Payload::Done)
             }
         }
@@ -254,9 +260,15 @@ impl<W: Workload> Rank<W> {
         let begin = Instant::now();
         match self.compute_and_reduce(samples, begin) {
             Ok((agreement, norm, mut timings)) => {
-                self.observer.committed();
                 timings.update_start = begin.elapsed();
-                let clipped = self.update(norm, learning_rate, &mut timings)?;
+                let clipped = match self.update(norm, learning_rate, &mut timings) {
+                    Ok(clipped) => clipped,
+                    Err(error) => {
+                        self.observer.discarded();
+                        return Err(error);
+                    }
+                };
+                self.observer.committed();
                 Ok(RankStep {
                     losses: agreement.into_losses(),
                     gradient_norm: norm,
@@ -282,6 +294,13 @@ impl<W: Workload> Rank<W> {
             self.reducer = Some(Reducer::start(&*self.communicator)?);
         }
         let jobs = self.jobs(samples);
+        let streams: BTreeMap<_, _> = jobs
+            .iter()
+            .filter(|job| matches!(job.delivery, Delivery::Stream(_)))
+            .map(|job| (job.micro_batch, Stream::of(job.range.len())))
+            .collect();
+        let whole_left = jobs.len() - streams.len();
+        let rounds = rounds(jobs, self.workers.len(), self.depth());
         self.gradient.fill(0.0);
         self.buffer_change.fill(0.0);
         let rank = self.context.rank;
@@ -289,7 +308,6 @@ impl<W: Workload> Rank<W> {
             workers,
             replies,
             communicator,
-            readiness,
             plan,
             ..
         } = self;
@@ -309,22 +327,20 @@ impl<W: Workload> Rank<W> {
                 ..RankTimings::default()
             },
             flow: self.reducer.as_mut().map(|reducer| (reducer, buckets)),
+            readiness: self.readiness.clone(),
             learnt: None,
+            streams,
+            whole_left,
+            segments: 0,
         };
         let computed = run_jobs(
             workers,
             replies,
-            jobs,
+            rounds,
             self.settings.timeout,
             rank,
             |news| match news {
-                News::Piece(piece) => {
-                    let size = plan.samples(piece.micro_batch, samples.len()).len();
-                    match readiness {
-                        Some(readiness) => accumulation.piece(&piece, size, readiness),
-                        None => Ok(()),
-                    }
-                }
+                News::Piece(piece) => accumulation.piece(piece),
                 News::Answer(answer) => {
                     let size = plan.samples(answer.micro_batch, samples.len()).len();
                     accumulation.answer(answer, size)
@@ -363,7 +379,16 @@ impl<W: Workload> Rank<W> {
         }
     }
 
-    /// The rank's micro-batches of a step. With overlap the gradient of the last one comes in parts.
+    /// How many of each worker's last micro-batches go through their backward passes together.
+    fn depth(&self) -> usize {
+        match (&self.readiness, self.settings.overlap) {
+            (Some(_), true) => self.settings.overlap_depth,
+            _ => 1,
+        }
+    }
+
+    /// The rank's micro-batches of a step. With overlap the gradients of the last ones come in parts; the first time the very last one
+    /// finds out in which.
     fn jobs(&mut self, samples: &Arc<[u64]>) -> Vec<Job<W::Model>> {
         let template = self.template();
         let mine = self.plan.per_rank[self.context.rank].clone();
@@ -380,11 +405,20 @@ impl<W: Workload> Rank<W> {
                 template: template.clone(),
             })
             .collect();
-        if let Some(last) = jobs.last_mut().filter(|_| self.settings.overlap) {
-            last.delivery = match &self.readiness {
-                None => Delivery::Learn,
-                Some(readiness) => Delivery::Stream(Arc::clone(readiness)),
-            };
+        if self.settings.overlap {
+            match &self.readiness {
+                None => {
+                    if let Some(last) = jobs.last_mut() {
+                        last.delivery = Delivery::Learn;
+                    }
+                }
+                Some(readiness) => {
+                    let streams = self.workers.len() * self.depth();
+                    for job in jobs.iter_mut().rev().take(streams) {
+                        job.delivery = Delivery::Stream(Arc::clone(readiness));
+                    }
+                }
+            }
         }
         jobs
     }
@@ -449,14 +483,14 @@ impl<W: Workload> Rank<W> {
         run_jobs(
             &self.workers,
             &self.replies,
-            jobs,
+            rounds(jobs, self.workers.len(), 1),
             self.settings.timeout,
             rank,
             |news| {
                 if let News::Answer(answer) = news {
                     match answer.result {
                         Ok(computed) => {
-                            agreement.set_loss(answer.micro_batch, f64::from(computed.loss))
+                            agreement.set_loss(answer.micro_batch, f64::from(computed.loss));
                         }
                         Err(error) => agreement.fail(Failure::of(error, answer.micro_batch)),
                     }
@@ -483,12 +517,12 @@ type Workers<M> = (
 
 fn start_workers<W: Workload>(
     context: &WorkerContext<W>,
-    layout: WorkerLayout,
+    count: usize,
 ) -> Result<Workers<W::Model>, Error> {
     let (sender, receiver) = channel();
-    let workers = (0..layout.virtual_workers)
+    let workers = (0..count)
         .map(|index| VirtualWorker::start(context, index, sender.clone()))
         .collect::<Result<_, _>>()?;
-    let pool = start_pool(context.rank, "u", layout.virtual_workers * context.threads)?;
+    let pool = start_pool(context.rank, "u", count * context.threads)?;
     Ok((workers, receiver, pool))
 }

@@ -57,7 +57,8 @@ impl<'a> MicroBatch<'a> {
 
     /// Cuts the graph of the loss at `x`, so that the gradients of what comes later are reduced while those of what came before are
     /// computed. What follows must use the returned tensor in place of `x`, and nothing else that was
-    /// computed before the cut except parameters. Does nothing where no overlap is asked for. See [`Cuts`].
+    /// computed before the cut except parameters. The gradients are the same, bit for bit. Does nothing where no
+    /// overlap is asked for.
     pub fn cut<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         match self.cuts {
             Some(cuts) => cuts.cut(x),
