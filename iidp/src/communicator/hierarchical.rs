@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::{Communicator, LocalCommunicator, shard_range};
+use super::{Communicator, LocalCommunicator, group_of_color, shard_range};
 use crate::error::Error;
 
 /// A rank in a group of groups: threads inside each process, processes across.
@@ -301,10 +301,7 @@ impl Communicator for HierarchicalCommunicator {
                 .count()
         };
         for color in &colors {
-            let mut ranks: Vec<usize> = (0..places.len())
-                .filter(|rank| places[*rank][0] == *color)
-                .collect();
-            ranks.sort_by_key(|rank| (places[*rank][1], *rank));
+            let ranks = group_of_color(&places, *color);
             if !ranks.is_sorted_by_key(|rank| process_of(*rank)) {
                 let problem =
                     format!("color {color} orders ranks as {ranks:?}, expected process by process");

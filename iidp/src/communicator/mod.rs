@@ -19,11 +19,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 
+#[cfg(feature = "cuda")]
+mod device;
 mod hierarchical;
 mod local;
 #[cfg(feature = "mpi")]
 mod mpi;
 
+#[cfg(feature = "cuda")]
+pub use device::DeviceCommunicator;
 pub use hierarchical::HierarchicalCommunicator;
 pub use local::LocalCommunicator;
 #[cfg(feature = "mpi")]
@@ -143,6 +147,15 @@ pub fn shard_range(len: usize, size: usize, rank: usize) -> Range<usize> {
     let (each, rest) = (len / size, len % size);
     let start = rank * each + rank.min(rest);
     start..start + each + usize::from(rank < rest)
+}
+
+/// The ranks of the group that a split makes of those with `color`, given each rank's color and key: ordered by key and then by rank.
+fn group_of_color(places: &[[usize; 2]], color: usize) -> Vec<usize> {
+    let mut ranks: Vec<usize> = (0..places.len())
+        .filter(|rank| places[*rank][0] == color)
+        .collect();
+    ranks.sort_by_key(|rank| (places[*rank][1], *rank));
+    ranks
 }
 
 /// A collective operation.

@@ -194,3 +194,29 @@ pub(crate) fn max_difference(a: &[f32], b: &[f32]) -> f32 {
 pub(crate) fn losses(outputs: &[StepOutput]) -> Vec<f64> {
     outputs.iter().map(|output| output.loss).collect()
 }
+
+/// Trains two virtual workers on `device` and on the CPU, from the same state.
+pub(crate) fn compare_with_cpu<W: Workload + Clone>(workload: &W, device: &Device, steps: usize) {
+    let layouts = vec![WorkerLayout::new(2, 2, 2)];
+    let on_cpu = ExecutorConfig::new(layouts.clone());
+    let on_gpu = ExecutorConfig::new(layouts).with_devices(vec![device.clone()]);
+    let (expected, mut cpu) = run(on_cpu, workload.clone(), 0, 3e-3);
+    assert!(expected.is_empty());
+    // The devices draw different initial weights: both start from the CPU's.
+    let (_, mut gpu) = run(on_gpu, workload.clone(), 0, 3e-3);
+    gpu.restore(cpu.state().unwrap()).unwrap();
+    let (mut on_cpu, mut on_gpu) = (Vec::new(), Vec::new());
+    for step in 0..steps {
+        let samples = batch(step, 8);
+        on_cpu.push(cpu.step(&samples, 3e-3).unwrap());
+        on_gpu.push(gpu.step(&samples, 3e-3).unwrap());
+    }
+    for (step, (got, expected)) in losses(&on_gpu).iter().zip(losses(&on_cpu)).enumerate() {
+        assert!(
+            (got - expected).abs() <= 1e-4,
+            "step {step}: loss {got}, on the CPU {expected}"
+        );
+    }
+    let difference = max_difference(&gpu.parameters().unwrap(), &cpu.parameters().unwrap());
+    assert!(difference <= 1e-4, "parameters differ by {difference}");
+}

@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use super::{Collective, CollectiveCall, Communicator, shard_range};
+use super::{Collective, CollectiveCall, Communicator, group_of_color, shard_range};
 use crate::error::Error;
 use world::{Entry, Group, Staging, World, lock, parity};
 
@@ -134,6 +134,25 @@ impl LocalCommunicator {
     fn meet_first(&self, collective: Collective) -> Result<Vec<Entry>, Error> {
         self.meet(collective)?;
         self.group.agreed(self.phase.get())
+    }
+
+    /// A collective in which the ranks only compare what they have called.
+    #[cfg(feature = "cuda")]
+    pub(super) fn agree(&self, collective: Collective, length: usize) -> Result<(), Error> {
+        self.enter(collective, length, (0, 0))?;
+        self.meet_first(collective).map(drop)
+    }
+
+    /// [`Communicator::split`], with the members of the new group by their ranks here.
+    pub(super) fn split_off(&self, color: usize, key: usize) -> Result<(Self, Vec<usize>), Error> {
+        let sequence = self.sequence.get();
+        self.enter(Collective::Split, 0, (color, key))?;
+        let entries = self.meet_first(Collective::Split)?;
+        let places: Vec<[usize; 2]> = entries.iter().map(|entry| entry.place.into()).collect();
+        let ranks = group_of_color(&places, color);
+        let group = self.group.child(sequence, color, &ranks);
+        let rank = ranks.iter().take_while(|rank| **rank != self.rank).count();
+        Ok((Self::new(group, rank), ranks))
     }
 
     fn check_rank(&self, got: usize, operation: &str) -> Result<(), Error> {
@@ -419,16 +438,8 @@ impl Communicator for LocalCommunicator {
     }
 
     fn split(&self, color: usize, key: usize) -> Result<Box<dyn Communicator>, Error> {
-        let sequence = self.sequence.get();
-        self.enter(Collective::Split, 0, (color, key))?;
-        let entries = self.meet_first(Collective::Split)?;
-        let mut ranks: Vec<usize> = (0..self.size())
-            .filter(|&rank| entries[rank].place.0 == color)
-            .collect();
-        ranks.sort_by_key(|&rank| (entries[rank].place.1, rank));
-        let group = self.group.child(sequence, color, &ranks);
-        let rank = ranks.iter().take_while(|rank| **rank != self.rank).count();
-        Ok(Box::new(Self::new(group, rank)))
+        let (end, _) = self.split_off(color, key)?;
+        Ok(Box::new(end))
     }
 
     fn abort(&self, reason: &str) -> Error {

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{Collective, CollectiveCall, Communicator, shard_range};
+use super::{Collective, CollectiveCall, Communicator, group_of_color, shard_range};
 use crate::error::{Error, Loss};
 use link::{Link, Transfer};
 use world::World;
@@ -648,18 +648,16 @@ impl Communicator for MpiCommunicator {
     fn split(&self, color: usize, key: usize) -> Result<Box<dyn Communicator>, Error> {
         let entered = self.enter(Collective::Split, 0, [color as u64, key as u64])?;
         let headers = self.agree(entered)?;
-        let mut colors: Vec<u64> = headers.iter().map(|header| header[3]).collect();
-        let mut ranks: Vec<usize> = (0..headers.len())
-            .filter(|rank| headers[*rank][3] == color as u64)
+        let places: Vec<[usize; 2]> = headers
+            .iter()
+            .map(|header| [header[3] as usize, header[4] as usize])
             .collect();
-        ranks.sort_by_key(|rank| (headers[*rank][4], *rank));
+        let ranks = group_of_color(&places, color);
+        let mut colors: Vec<usize> = places.iter().map(|[color, _]| *color).collect();
         colors.sort_unstable();
         colors.dedup();
         let place = ranks.iter().take_while(|rank| **rank != self.rank).count();
-        let index = colors
-            .iter()
-            .take_while(|other| **other != color as u64)
-            .count();
+        let index = colors.iter().take_while(|other| **other != color).count();
         let link = self
             .link()
             .split(index, place)
