@@ -228,8 +228,19 @@ impl BatchPlan {
                     expected: first.local_batch,
                 });
             }
-            per_rank.push(next..next + layout.micro_batches());
-            next += layout.micro_batches();
+            // Far above anything that can run, and far below what overflows.
+            let end = (layout.virtual_workers)
+                .checked_mul(layout.accumulation_steps)
+                .and_then(|own| own.checked_add(next))
+                .filter(|end| end.checked_mul(layout.local_batch).is_some())
+                .ok_or_else(|| Error::Invalid {
+                    what: "worker layouts",
+                    problem: format!(
+                        "the global batch overflows at rank {rank}, expected fewer samples"
+                    ),
+                })?;
+            per_rank.push(next..end);
+            next = end;
         }
         Ok(Self {
             local_batch: first.local_batch,
@@ -304,6 +315,15 @@ mod tests {
 
     #[test]
     fn refuses_layouts_that_cannot_be() {
+        for layout in [
+            WorkerLayout::new(1, usize::MAX, 2),
+            WorkerLayout::new(usize::MAX, 1, 2),
+        ] {
+            assert_eq!(
+                BatchPlan::of(&[layout]).unwrap_err().to_string(),
+                "worker layouts: the global batch overflows at rank 0, expected fewer samples"
+            );
+        }
         assert!(matches!(BatchPlan::of(&[]), Err(Error::NoDevices)));
         assert!(matches!(
             BatchPlan::of(&[WorkerLayout::new(1, 0, 1)]),

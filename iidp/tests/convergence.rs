@@ -9,6 +9,7 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::{AdamWConfig as BurnAdamW, GradientsParams};
 use burn::tensor::{Device, Tensor};
 use common::{CnnTask, GptTask, MlpTask, batch, losses, max_difference, one_device, run};
+use iidp::optimizer::{AdamWConfig, LambConfig, OptimizerConfig, SgdConfig};
 use iidp::{ExecutorConfig, MicroBatch, Mode, WorkerLayout, Workload};
 
 const STEPS: usize = 50;
@@ -170,12 +171,15 @@ fn runs_are_reproducible() {
     assert_eq!(once(), once());
 }
 
-/// All parameters of a module, in the order of its visit.
+/// All trainable parameters of a module, in the order of its visit.
 fn parameters<M: Module>(module: &M) -> Vec<f32> {
     struct Collect(Vec<f32>);
     impl ModuleVisitor for Collect {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            self.0.extend(param.val().into_data().iter::<f32>());
+            let value = param.val();
+            if value.is_require_grad() {
+                self.0.extend(value.into_data().iter::<f32>());
+            }
         }
     }
     let mut collect = Collect(Vec::new());
@@ -183,17 +187,29 @@ fn parameters<M: Module>(module: &M) -> Vec<f32> {
     collect.0
 }
 
-/// The plain Burn loop: the whole global batch in one forward pass, Burn's own `AdamW`.
-fn plain_burn_loop<W: Workload>(workload: &W, size: usize, steps: usize) -> (Vec<f64>, Vec<f32>) {
+/// The plain Burn loop with Burn's own `AdamW`: the mean over the global batch, whose samples go through the model `together` at a time.
+fn plain_burn_loop<W: Workload>(
+    workload: &W,
+    size: usize,
+    together: usize,
+    steps: usize,
+) -> (Vec<f64>, Vec<f32>) {
     let device = Device::flex().autodiff();
     let mut model = workload.init(&device).unwrap();
     let mut optimizer = BurnAdamW::new().init();
     let mut losses = Vec::new();
     for step in 0..steps {
         let samples = batch(step, size);
-        let mut micro_batch = MicroBatch::new(&samples, Mode::Train);
-        micro_batch.step = step as u64;
-        let loss = workload.loss(&model, &micro_batch, &device).unwrap();
+        let loss = samples
+            .chunks(together)
+            .map(|samples| {
+                let mut micro_batch = MicroBatch::new(samples, Mode::Train);
+                micro_batch.step = step as u64;
+                let loss = workload.loss(&model, &micro_batch, &device).unwrap();
+                loss.mul_scalar(samples.len() as f64 / size as f64)
+            })
+            .reduce(|sum, loss| sum + loss)
+            .unwrap();
         losses.push(f64::from(loss.clone().into_scalar::<f32>()));
         let gradients = GradientsParams::from_grads(loss.backward(), &model);
         model = optimizer.step(LEARNING_RATE, model, gradients);
@@ -201,7 +217,7 @@ fn plain_burn_loop<W: Workload>(workload: &W, size: usize, steps: usize) -> (Vec
     (losses, parameters(&model))
 }
 
-fn compare_with_burn<W: Workload + Clone>(workload: &W) {
+fn compare_with_burn<W: Workload + Clone>(workload: &W, together: usize) {
     let layouts = vec![WorkerLayout::new(3, 2, 1), WorkerLayout::new(3, 1, 3)];
     let (outputs, mut executor) = run(
         ExecutorConfig::new(layouts),
@@ -209,7 +225,7 @@ fn compare_with_burn<W: Workload + Clone>(workload: &W) {
         STEPS,
         LEARNING_RATE,
     );
-    let (expected, weights) = plain_burn_loop(workload, 15, STEPS);
+    let (expected, weights) = plain_burn_loop(workload, 15, together, STEPS);
     for (step, (got, expected)) in losses(&outputs).iter().zip(&expected).enumerate() {
         assert!(
             (got - expected).abs() <= LOSS_TOLERANCE,
@@ -225,9 +241,84 @@ fn compare_with_burn<W: Workload + Clone>(workload: &W) {
 
 #[test]
 fn the_executor_trains_like_a_plain_burn_loop() {
-    compare_with_burn(&MlpTask);
-    compare_with_burn(&GptTask {
+    compare_with_burn(&MlpTask, 15);
+    compare_with_burn(
+        &GptTask {
+            tied: false,
+            dropout: 0.0,
+        },
+        15,
+    );
+}
+
+#[test]
+fn batch_norm_is_that_of_the_same_micro_batches_in_a_plain_burn_loop() {
+    compare_with_burn(&CnnTask, 3);
+}
+
+fn sharded_config(optimizer: OptimizerConfig, sharded: bool) -> ExecutorConfig {
+    ExecutorConfig::new(uneven(2).swap_remove(1))
+        .with_optimizer(optimizer)
+        .with_clip_norm(0.5)
+        .with_sharded_optimizer(sharded)
+}
+
+fn compare_sharded<W: Workload + Clone>(workload: &W, optimizer: OptimizerConfig, tolerance: f32) {
+    let (expected, mut whole) = run(
+        sharded_config(optimizer, false),
+        workload.clone(),
+        20,
+        LEARNING_RATE,
+    );
+    let (got, mut sharded) = run(
+        sharded_config(optimizer, true),
+        workload.clone(),
+        20,
+        LEARNING_RATE,
+    );
+    assert!(expected.iter().any(|output| output.clipped));
+    let (expected_state, state) = (whole.state().unwrap(), sharded.state().unwrap());
+    if tolerance == 0.0 {
+        assert_eq!(losses(&got), losses(&expected));
+        assert_eq!(state, expected_state);
+    }
+    let difference = max_difference(&state.parameters, &expected_state.parameters);
+    assert!(difference <= tolerance, "parameters differ by {difference}");
+}
+
+#[test]
+fn sharded_optimizers_train_like_whole_ones() {
+    let gpt = GptTask {
+        tied: true,
+        dropout: 0.1,
+    };
+    compare_sharded(&gpt, AdamWConfig::new().into(), 0.0);
+    compare_sharded(&CnnTask, SgdConfig::new().with_momentum(0.9).into(), 0.0);
+    // LAMB's norms are added in another order.
+    compare_sharded(&gpt, LambConfig::new().into(), 1e-6);
+}
+
+#[test]
+fn the_state_moves_between_layouts_and_forms() {
+    let gpt = GptTask {
         tied: false,
         dropout: 0.0,
-    });
+    };
+    let adamw = || AdamWConfig::new().into();
+    let (_, mut sharded) = run(sharded_config(adamw(), true), gpt.clone(), 3, LEARNING_RATE);
+    let state = sharded.state().unwrap();
+    // Another number of ranks, so other shares, in the middle of the run; and a whole optimizer from the same state.
+    sharded.reassign(uneven(2).swap_remove(0)).unwrap();
+    let mut whole = sharded_config(adamw(), false).init(gpt).unwrap();
+    whole.reassign(uneven(2).swap_remove(0)).unwrap();
+    whole.restore(state).unwrap();
+    for step in 3..8 {
+        let samples = batch(step, 14);
+        let expected = whole.step(&samples, LEARNING_RATE).unwrap().loss;
+        assert_eq!(
+            sharded.step(&samples, LEARNING_RATE).unwrap().loss,
+            expected
+        );
+    }
+    assert_eq!(sharded.state().unwrap(), whole.state().unwrap());
 }

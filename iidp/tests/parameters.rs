@@ -1,4 +1,4 @@
-//! Tied, frozen and unused parameters; weights that replicas share.
+//! Tied, frozen and unused parameters, clipping; weights that replicas share.
 
 mod common;
 
@@ -88,9 +88,31 @@ impl Workload for OddTask {
 
 #[test]
 fn tied_weights_get_the_sum_of_their_gradients_and_others_stay() {
+    train_by_hand(f64::INFINITY);
+}
+
+#[test]
+fn clipping_is_by_the_norm_over_all_parameters() {
+    let mut norms = train_by_hand(f64::INFINITY);
+    norms.sort_by(f64::total_cmp);
+    // Between two norms, so that rounding decides nothing.
+    let middle = norms.len() / 2;
+    let limit = f64::midpoint(norms[middle - 1], norms[middle]);
+    let clipped = train_by_hand(limit);
+    assert!(clipped.iter().any(|norm| *norm > limit));
+    assert!(clipped.iter().any(|norm| *norm < limit));
+}
+
+/// Compares training with gradient descent by hand; returns the norms of the gradients before clipping.
+fn train_by_hand(clip_norm: f64) -> Vec<f64> {
     let (rate, steps) = (0.2, 20);
-    let config = ExecutorConfig::new(vec![WorkerLayout::new(2, 2, 1), WorkerLayout::new(2, 1, 3)])
-        .with_optimizer(SgdConfig::new());
+    let mut config =
+        ExecutorConfig::new(vec![WorkerLayout::new(2, 2, 1), WorkerLayout::new(2, 1, 3)])
+            .with_optimizer(SgdConfig::new());
+    if clip_norm.is_finite() {
+        config = config.with_clip_norm(clip_norm);
+    }
+    let mut norms = Vec::new();
     let (_, mut start) = run(config, OddTask, 0, rate);
     let before = start.state().unwrap();
     let slots = start.layout().slots().to_vec();
@@ -116,8 +138,14 @@ fn tied_weights_get_the_sum_of_their_gradients_and_others_stay() {
             inputs(&samples, &device),
         );
         let gradient = shared.grad(&loss.backward()).unwrap();
-        shared = Tensor::from_inner(shared.inner() - gradient.mul_scalar(rate)).require_grad();
-        start.step(&samples, rate).unwrap();
+        let norm: f32 = gradient.clone().powi_scalar(2).sum().sqrt().into_scalar();
+        let scale = (clip_norm / f64::from(norm)).min(1.0);
+        let change = gradient.mul_scalar(rate * scale);
+        shared = Tensor::from_inner(shared.inner() - change).require_grad();
+        let output = start.step(&samples, rate).unwrap();
+        assert_eq!(output.clipped, scale < 1.0);
+        norms.push(output.gradient_norm);
+        assert!((output.gradient_norm - f64::from(norm)).abs() < 1e-5);
     }
     let after = start.state().unwrap();
     let expected: Vec<f32> = shared.into_data().iter::<f32>().collect();
@@ -139,6 +167,7 @@ fn tied_weights_get_the_sum_of_their_gradients_and_others_stay() {
         model.second.weight.val().into_data(),
         "the tie holds in the model that is given out"
     );
+    norms
 }
 
 /// Notes where the weights lie in memory when a loss is computed.

@@ -41,6 +41,7 @@ pub struct ExecutorConfig {
     pub(super) partial_batches: bool,
     pub(super) overlap: Option<bool>,
     pub(super) overlap_depth: usize,
+    pub(super) sharded_optimizer: bool,
     pub(super) observers: Opaque<ObserverFactory>,
 }
 
@@ -61,6 +62,7 @@ impl ExecutorConfig {
             partial_batches: false,
             overlap: None,
             overlap_depth: 1,
+            sharded_optimizer: false,
             observers: Opaque(Box::new(|_| Box::new(PlainAccumulation))),
         }
     }
@@ -146,6 +148,15 @@ impl ExecutorConfig {
     #[must_use]
     pub fn with_overlap_depth(mut self, micro_batches: usize) -> Self {
         self.overlap_depth = micro_batches;
+        self
+    }
+
+    /// Whether each rank keeps the optimizer's moments of its share of the parameters only and gets the other shares' updates from the other
+    /// ranks (`ZeRO` stage 1, see [`ShardedOptimizer`](crate::optimizer::ShardedOptimizer)). The result is that of the whole
+    /// optimizer. If a rank is lost during the update, the run can only be continued from an [`ExecutorState`](crate::ExecutorState). Off by default.
+    #[must_use]
+    pub fn with_sharded_optimizer(mut self, sharded: bool) -> Self {
+        self.sharded_optimizer = sharded;
         self
     }
 

@@ -73,12 +73,11 @@ impl BackwardPass {
     /// Computes one segment and gives its gradients, from which the caller may take those of parameters. `None` after the last segment, or if the loss
     /// does not depend on what came before a cut.
     pub(crate) fn next_segment(&mut self) -> Option<&mut Gradients> {
-        let gradients = match self.loss.take() {
-            Some(loss) => loss.backward(),
-            None => {
-                let mut later = self.gradients.take()?;
-                self.earlier.pop()?(&mut later)?
-            }
+        let gradients = if let Some(loss) = self.loss.take() {
+            loss.backward()
+        } else {
+            let mut later = self.gradients.take()?;
+            self.earlier.pop()?(&mut later)?
         };
         Some(self.gradients.insert(gradients))
     }

@@ -17,6 +17,7 @@ mod jobs;
 mod observer;
 mod output;
 mod rank;
+mod rank_optimizer;
 mod reducer;
 mod state;
 mod workload;
@@ -159,6 +160,7 @@ impl<W: Workload> Executor<W> {
                 settings: RankSettings {
                     overlap: self.config.overlap.unwrap_or(!self.local),
                     overlap_depth: self.config.overlap_depth,
+                    sharded_optimizer: self.config.sharded_optimizer,
                     clip_norm: self.config.clip_norm,
                     timeout: self.config.timeout,
                 },
@@ -408,19 +410,26 @@ impl<W: Workload> Executor<W> {
         Ok(())
     }
 
-    /// A copy of the run's state. O(parameters).
+    /// A copy of the run's state. O(parameters). With communicators from outside every process calls it.
     ///
     /// # Errors
     ///
     /// When the ranks do not answer.
     pub fn state(&mut self) -> Result<ExecutorState, Error> {
-        match self.ask_first(Command::Export)? {
-            Payload::State(state) => Ok(*state),
-            _ => Err(Error::NoSuchRank {
-                rank: 0,
-                size: self.ranks.len(),
-            }),
-        }
+        let first = self.ranks.first().map(|handle| handle.rank);
+        let answers = self.ask_all(|rank| {
+            Ok(Command::Export {
+                answer: Some(rank) == first,
+            })
+        })?;
+        let state = answers.into_iter().find_map(|payload| match payload {
+            Payload::State(state) => Some(*state),
+            _ => None,
+        });
+        state.ok_or(Error::NoSuchRank {
+            rank: 0,
+            size: self.ranks.len(),
+        })
     }
 
     /// Goes on from `state`, which any layout may have exported.
@@ -550,7 +559,9 @@ impl<W: Workload> Executor<W> {
             self.send(index, command)?;
         }
         let answers = self.collect(self.ranks.len())?;
-        let even = answers.iter().all(|answer| answer.step == answers[0].step);
+        let even = answers
+            .iter()
+            .all(|answer| answer.step == answers[0].step && !answer.torn);
         let mut payloads = Vec::with_capacity(answers.len());
         let mut errors = Vec::new();
         for answer in answers {
@@ -567,7 +578,7 @@ impl<W: Workload> Executor<W> {
             return Ok(payloads);
         };
         if !even {
-            // Some ranks updated and some did not: only a state from outside can help.
+            // Some parameters are updated and some are not: only a state from outside can help.
             self.health = Health::Lost(Box::new(cause.clone()));
         } else if errors.iter().any(Error::ends_communication) {
             self.health = if self.local {

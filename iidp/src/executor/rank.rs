@@ -12,12 +12,13 @@ use super::accumulation::{Accumulation, Readiness, Stream};
 use super::agreement::{Agreement, Failure};
 use super::jobs::{News, rounds, run_jobs};
 use super::output::RankTimings;
+use super::rank_optimizer::RankOptimizer;
 use super::reducer::Reducer;
 use super::state::ExecutorState;
 use super::{MicroBatchObserver, Mode, Workload};
 use crate::bucket::ParameterStore;
 use crate::communicator::Communicator;
-use crate::optimizer::{Optimizer, OptimizerConfig, StepOptions, squared_norm};
+use crate::optimizer::{OptimizerConfig, StepOptions, squared_norm};
 use crate::topology::BatchPlan;
 use crate::worker::{
     Delivery, Job, VirtualWorker, WorkerContext, WorkerReply, panic_message, start_pool,
@@ -36,8 +37,8 @@ pub(super) enum Command {
     Evaluate { samples: Arc<[u64]> },
     /// Take rank 0's parameters and buffers.
     Broadcast,
-    /// Copy out the state.
-    Export,
+    /// Copy out the state, a collective of all ranks; those that are not to answer with it only take part.
+    Export { answer: bool },
     /// Take over a state.
     Restore(Arc<ExecutorState>),
     /// An untracked model with the current weights.
@@ -74,6 +75,8 @@ pub(super) struct Reply<M> {
     pub(super) rank: usize,
     /// Steps that the rank has taken: the executor checks that ranks agree.
     pub(super) step: u64,
+    /// Whether an update was begun and not finished.
+    pub(super) torn: bool,
     pub(super) result: Result<Payload<M>, Error>,
 }
 
@@ -81,6 +84,7 @@ pub(super) struct Reply<M> {
 pub(super) struct RankSettings {
     pub(super) overlap: bool,
     pub(super) overlap_depth: usize,
+    pub(super) sharded_optimizer: bool,
     pub(super) clip_norm: Option<f64>,
     pub(super) timeout: Duration,
 }
@@ -101,8 +105,9 @@ pub(super) struct Rank<W: Workload> {
     template: Option<W::Model>,
     parameters: ParameterStore,
     buffers: Vec<f32>,
-    optimizer: Optimizer,
+    optimizer: RankOptimizer,
     step: u64,
+    torn: bool,
     gradient: Vec<f32>,
     /// Mean change of the buffers over the micro-batches.
     buffer_change: Vec<f32>,
@@ -141,7 +146,11 @@ impl<W: Workload> Rank<W> {
             plan: seed.plan,
             skeleton: seed.skeleton,
             template: None,
-            optimizer: seed.optimizer.init(&tensors)?,
+            optimizer: RankOptimizer::new(
+                seed.optimizer,
+                &tensors,
+                (seed.settings.sharded_optimizer).then_some(&*seed.communicator),
+            )?,
             gradient: vec![0.0; layout.len()],
             buffer_change: vec![0.0; layout.buffer_len()],
             reducer: None,
@@ -149,6 +158,7 @@ impl<W: Workload> Rank<W> {
             parameters: ParameterStore::new(seed.parameters, &seed.context.device),
             buffers: seed.buffers,
             step: 0,
+            torn: false,
             context: seed.context,
             settings: seed.settings,
             communicator: seed.communicator,
@@ -170,6 +180,7 @@ impl<W: Workload> Rank<W> {
                 .send(Reply {
                     rank,
                     step: self.step,
+                    torn: self.torn,
                     result,
                 })
                 .is_err()
@@ -201,12 +212,18 @@ impl<W: Workload> Rank<W> {
                 self.communicator.broadcast(&mut self.buffers, 0)?;
                 Ok(Payload::Done)
             }
-            Command::Export => Ok(Payload::State(Box::new(ExecutorState {
-                step: self.step,
-                parameters: self.parameters.as_slice().to_vec(),
-                buffers: self.buffers.clone(),
-                optimizer: self.optimizer.state(),
-            }))),
+            Command::Export { answer } => {
+                let optimizer = self.optimizer.state(&*self.communicator)?;
+                if !answer {
+                    return Ok(Payload::Done);
+                }
+                Ok(Payload::State(Box::new(ExecutorState {
+                    step: self.step,
+                    parameters: self.parameters.as_slice().to_vec(),
+                    buffers: self.buffers.clone(),
+                    optimizer,
+                })))
+            }
             Command::Restore(state) => self.restore(&state).map(|()| Payload::Done),
             Command::Model => Ok(Payload::Model(Box::new(self.template().valid()))),
             Command::Relayout {
@@ -368,7 +385,7 @@ impl<W: Workload> Rank<W> {
                 if learnt.is_some() {
                     self.readiness = learnt;
                 }
-                timings.communicate = begin.elapsed() - timings.communicate_start;
+                timings.communicate = begin.elapsed().saturating_sub(timings.communicate_start);
                 Ok((agreement, norm, timings))
             }
             Err(error) => {
@@ -444,18 +461,30 @@ impl<W: Workload> Rank<W> {
         options.gradient_scale = limit.map_or(1.0, |limit| (limit / norm) as f32);
         // The views of the weights go first, so that the update happens in place.
         self.template = None;
+        self.torn = true;
         let Self {
             pool,
             optimizer,
             parameters,
             gradient,
+            communicator,
             ..
         } = self;
-        pool.install(|| optimizer.step_with(parameters.as_mut_slice(), gradient, options))?;
+        // The pool's thread has the communicator to itself meanwhile.
+        let communicator = &mut *communicator;
+        pool.install(move || {
+            optimizer.step(
+                &**communicator,
+                parameters.as_mut_slice(),
+                gradient,
+                options,
+            )
+        })?;
         for (buffer, change) in self.buffers.iter_mut().zip(&self.buffer_change) {
             *buffer += change;
         }
         self.step += 1;
+        self.torn = false;
         timings.update = started.elapsed();
         Ok(limit.is_some())
     }
