@@ -5,7 +5,7 @@ use crate::task::Task;
 use burn::tensor::{Device, Tensor};
 use hp_planner::ModelSpec;
 use iidp::models::{Gpt, GptConfig};
-use iidp::{BoxError, MicroBatch, Mode, Workload};
+use iidp::{BoxError, MicroBatch, Workload};
 
 /// Shape of the model; the vocabulary and the context come from the corpus.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -77,13 +77,7 @@ impl Workload for CharGptTask {
             .iter()
             .map(|&key| self.corpus.sample(key))
             .collect::<Result<Vec<_>, _>>()?;
-        let seeds: Vec<u64> = match batch.mode {
-            Mode::Train if self.shape.dropout > 0.0 => {
-                (0..windows.len()).map(|i| batch.sample_seed(i)).collect()
-            }
-            _ => Vec::new(),
-        };
-        Ok(model.window_loss(&windows, &seeds, device)?)
+        Ok(model.batch_loss(&windows, batch, device)?)
     }
 }
 

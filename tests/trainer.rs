@@ -2,8 +2,8 @@
 
 use burn::tensor::{Device, Tensor};
 use hpmd::adaptive_batch::{BatchLimits, NoiseScaleController};
-use hpmd::hp_planner::{ClusterSpec, ModelSpec, Objective};
-use hpmd::iidp::{BoxError, MicroBatch, Mode, Workload};
+use hpmd::hp_planner::{ClusterSpec, ModelSpec, Objective, Profile};
+use hpmd::iidp::{BoxError, MicroBatch, Mode, Profiler, WorkerLayout, Workload};
 use hpmd::observer::{Event, JsonLines, Observer, Observers, report};
 use hpmd::{
     CharCorpus, CharGptConfig, CharGptTask, Error, SimulatedCluster, StopFlag, Task, Termination,
@@ -396,4 +396,49 @@ fn a_loss_that_is_not_finite_is_named_with_rank_and_micro_batch() {
         message.contains("rank") && message.contains("micro-batch") && message.contains("loss"),
         "{message}"
     );
+}
+
+#[test]
+fn the_planner_reads_what_the_profiler_writes() {
+    let samples = task().training_samples().to_vec();
+    let layouts: Vec<_> = [(1, 1, 1), (4, 1, 1), (2, 1, 2), (2, 2, 1)]
+        .map(|(b, v, a)| WorkerLayout::new(b, v, a))
+        .to_vec();
+    let measured = Profiler::new(1, 3)
+        .unwrap()
+        .steps(task(), |config| config, &samples, &layouts)
+        .unwrap();
+    let model = [
+        ("model", "char-gpt".to_owned()),
+        ("layers", "1".to_owned()),
+        ("hidden", "16".to_owned()),
+        ("heads", "2".to_owned()),
+        ("vocab", task().corpus().vocabulary().len().to_string()),
+        ("seq", task().corpus().context().to_string()),
+    ];
+    let mut table = Vec::new();
+    measured
+        .write_planner_rows(&mut table, "T4", &model)
+        .unwrap();
+    let read = Profile::read(&*table, None).unwrap();
+    // Rows with several virtual workers have no place in the planner's table.
+    assert_eq!(read.rows.len(), 3);
+    for (row, step) in read.rows.iter().zip(&measured.steps) {
+        let time = row.iteration_time().unwrap();
+        assert!(
+            (time - step.seconds).abs() <= 1e-9,
+            "{time} {}",
+            step.seconds
+        );
+        let case = row.case().unwrap();
+        assert_eq!(
+            case.configuration.micro_batch as usize,
+            step.layout.local_batch
+        );
+        assert_eq!(
+            case.configuration.replicas[0].accumulation_steps as usize,
+            step.layout.accumulation_steps
+        );
+        assert_eq!(case.training.global_batch as usize, step.layout.samples());
+    }
 }

@@ -16,7 +16,7 @@ use iidp::{RankCost, ShardedSampler, assign_workers};
 const GPT: usize = 941_000;
 
 /// All groups.
-pub fn parts(c: &mut Criterion) {
+pub(crate) fn parts(c: &mut Criterion) {
     all_reduce(c);
     optimizers(c);
     solver(c);
@@ -29,7 +29,7 @@ fn on_ranks(
     iterations: u64,
     body: impl Fn(&LocalCommunicator, u64) + Clone + Send + 'static,
 ) -> Duration {
-    let group = LocalCommunicator::group(ranks, Duration::from_secs(60)).expect("a valid group");
+    let group = LocalCommunicator::group(ranks, Duration::from_mins(1)).expect("a valid group");
     let (sender, receiver) = mpsc::channel();
     let threads: Vec<_> = group
         .into_iter()
@@ -129,8 +129,8 @@ fn optimizers(c: &mut Criterion) {
                     b.iter(|| {
                         optimizer
                             .step(&mut values, &gradients, 1e-3)
-                            .expect("matching lengths")
-                    })
+                            .expect("matching lengths");
+                    });
                 });
             });
         }

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# The MPI communicator under mpirun: every collective on 1 to 4 processes, and every way to fail on 3 and 4.
+# The MPI communicator under mpirun: every collective on 1 to 4 processes, every way to fail on 3 and 4, and training that equals that over threads.
 # Needs Open MPI and clang (Debian: libopenmpi-dev openmpi-bin clang libclang-dev).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 # Over the whole workspace, so that the build of Burn that the other tests use serves here too.
-cargo build --quiet --features mpi --example mpi_check
-check="$(cargo metadata --no-deps --format-version 1 | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')/debug/examples/mpi_check"
+cargo build --quiet --features mpi --example mpi_check --example mpi_training
+examples="$(cargo metadata --no-deps --format-version 1 | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')/debug/examples"
+check=$examples/mpi_check
 run=(mpirun --allow-run-as-root --oversubscribe)
 
 # expect COUNT ARGUMENTS..: exactly COUNT ranks report OK, none reports a failure.
@@ -38,3 +39,7 @@ done
 timeout 60 "${run[@]}" -n 3 "$check" kill >/dev/null 2>&1 && exit 1
 [ "$?" -ne 124 ] || { echo 'failed: a killed process left the job hanging'; exit 1; }
 echo 'ok: a killed process ends the job'
+for n in 1 2 3; do
+    # Only rank 0 reports, once the others have ended with it.
+    expect 1 -n "$n" "$examples/mpi_training"
+done

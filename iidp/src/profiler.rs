@@ -256,15 +256,13 @@ impl StepProfile {
                 0 => String::new(),
                 bytes => format!("{:.6}", bytes as f64 / f64::from(1u32 << 30)),
             };
-            table.push_str(&format!(
-                "b{local_batch}-a{accumulation_steps},{device},1,1,1,1,{local_batch},{},{:.9},{memory},fp32",
-                sample.layout.samples(),
-                sample.seconds,
-            ));
-            for (_, value) in model {
-                table.push(',');
-                table.push_str(value);
-            }
+            let (samples, seconds) = (sample.layout.samples(), sample.seconds);
+            let row = format!(
+                "b{local_batch}-a{accumulation_steps},{device},1,1,1,1,{local_batch},{samples},{seconds:.9},{memory},fp32"
+            );
+            let values = model.iter().map(|(_, value)| value.clone());
+            let cells: Vec<String> = std::iter::once(row).chain(values).collect();
+            table.push_str(&cells.join(","));
             table.push('\n');
         }
         out.write_all(table.as_bytes())
@@ -344,8 +342,9 @@ fn least_squares<const N: usize>(rows: &[([f64; N], f64)]) -> Option<[f64; N]> {
         }
         for i in pivot + 1..N {
             let factor = matrix[i][pivot] / matrix[pivot][pivot];
-            for j in pivot..N {
-                matrix[i][j] -= factor * matrix[pivot][j];
+            let row = matrix[pivot];
+            for (x, y) in matrix[i].iter_mut().zip(row).skip(pivot) {
+                *x -= factor * y;
             }
             right[i] -= factor * right[pivot];
         }

@@ -317,11 +317,11 @@ pub(super) fn attention(qkv: Tensor<3>, heads: usize) -> Tensor<3> {
     if on_flex(&qkv) && AttentionShape::supported(head_width) {
         return Tensor::from_dispatch(Dispatch::fused_attention(qkv.into_dispatch(), Heads(heads)));
     }
-    composed_attention(qkv, [samples, tokens, heads, head_width])
+    composed_attention(&qkv, [samples, tokens, heads, head_width])
 }
 
 fn composed_attention(
-    qkv: Tensor<3>,
+    qkv: &Tensor<3>,
     [samples, tokens, heads, head_width]: [usize; 4],
 ) -> Tensor<3> {
     let width = heads * head_width;
@@ -358,9 +358,9 @@ mod tests {
         Tensor::random(shape, Distribution::Normal(0.0, 1.0), device)
     }
 
-    fn assert_close<const D: usize>(what: &str, got: Tensor<D>, expected: Tensor<D>) {
+    fn assert_close<const D: usize>(what: &str, got: &Tensor<D>, expected: &Tensor<D>) {
         let difference: f32 = (got.clone() - expected.clone()).abs().max().into_scalar();
-        let size: f32 = expected.abs().max().into_scalar();
+        let size: f32 = expected.clone().abs().max().into_scalar();
         assert!(
             difference <= 2e-6 * size.max(1.0),
             "{what}: off by {difference} of {size}"
@@ -370,7 +370,7 @@ mod tests {
     /// Both forms on the same leaf, with the same gradient coming in.
     fn compare<const D: usize>(
         what: &str,
-        x: Tensor<D>,
+        x: &Tensor<D>,
         fused: impl Fn(Tensor<D>) -> Tensor<D>,
         composed: impl Fn(Tensor<D>) -> Tensor<D>,
     ) {
@@ -389,14 +389,14 @@ mod tests {
         };
         let (y, g, weight) = run(&fused, None);
         let (expected_y, expected_g, _) = run(&composed, Some(weight));
-        assert_close(&format!("{what} value"), y, expected_y);
-        assert_close(&format!("{what} gradient"), g, expected_g);
+        assert_close(&format!("{what} value"), &y, &expected_y);
+        assert_close(&format!("{what} gradient"), &g, &expected_g);
     }
 
     #[test]
     fn fused_gelu_equals_burns() {
         let x = random([33, 517], &Device::flex()) * 3.0;
-        compare("gelu", x, gelu, activation::gelu);
+        compare("gelu", &x, gelu, activation::gelu);
     }
 
     #[test]
@@ -415,7 +415,7 @@ mod tests {
             let x = random([3, 150, width], &device) * 2.0 + 0.5;
             compare(
                 "layer norm",
-                x.clone(),
+                &x,
                 |x| layer_norm(&norm, epsilon, x),
                 |x| norm.forward(x),
             );
@@ -431,8 +431,8 @@ mod tests {
             };
             let fused = of_weights(layer_norm(&norm, epsilon, Tensor::from_inner(x.clone())));
             let composed = of_weights(norm.forward(Tensor::from_inner(x)));
-            assert_close("gamma", fused.0, composed.0);
-            assert_close("beta", fused.1, composed.1);
+            assert_close("gamma", &fused.0, &composed.0);
+            assert_close("beta", &fused.1, &composed.1);
         }
     }
 
@@ -444,9 +444,9 @@ mod tests {
             let qkv = random([samples, tokens, 3 * heads * head_width], &Device::flex());
             compare(
                 "attention",
-                qkv,
+                &qkv,
                 |x| attention(x, heads),
-                |x| composed_attention(x, [samples, tokens, heads, head_width]),
+                |x| composed_attention(&x, [samples, tokens, heads, head_width]),
             );
         }
     }

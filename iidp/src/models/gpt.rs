@@ -228,29 +228,14 @@ impl Gpt {
         chosen.mean().neg()
     }
 
-    /// Loss of windows of a text: sample s is `windows[s]`, one token longer than what the model sees at once; each
-    /// token predicts the next.
+    /// Loss of a micro-batch of windows of a text: sample s is `windows[s]`, one token longer than what the model sees at once; each
+    /// token predicts the next. Dropout is on when training, with the samples' seeds, and the graph is
+    /// [cut](MicroBatch::cut) before each block, so that gradients can be reduced while others are computed.
     ///
     /// # Errors
     ///
     /// [`Error::Invalid`] if there are no windows, or they are shorter than two tokens or of unequal length, and
-    /// [`Error::LengthMismatch`] if they are longer than the context allows.
-    pub fn window_loss(
-        &self,
-        windows: &[&[u8]],
-        seeds: &[u64],
-        device: &Device,
-    ) -> Result<Tensor<1>, Error> {
-        let [ids, targets] = self.tokens_of(windows, device)?;
-        Ok(self.loss(ids, targets, seeds))
-    }
-
-    /// [`Self::window_loss`] of a micro-batch, whose samples are `windows`: dropout is on when training, with the samples' seeds,
-    /// and the graph is [cut](MicroBatch::cut) before each block, so that gradients can be reduced while others are computed.
-    ///
-    /// # Errors
-    ///
-    /// As [`Self::window_loss`]; [`Error::LengthMismatch`] if there is not one window per sample.
+    /// [`Error::LengthMismatch`] if they are longer than the context allows, or if there is not one window per sample.
     pub fn batch_loss(
         &self,
         windows: &[&[u8]],

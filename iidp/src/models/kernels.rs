@@ -1,6 +1,11 @@
 //! Loops over slices behind the fused operations: written so that the compiler vectorises them, and run with the widest
 //! vectors that the processor has. Results do not depend on the number of threads.
 
+#![allow(
+    clippy::inline_always,
+    reason = "what is not inlined into a kernel is not compiled for the kernel's vector extension"
+)]
+
 use macerator::{AutoArch, Simd, WithSimd};
 use rayon::prelude::*;
 
@@ -399,7 +404,7 @@ kernel! {
             gather(qkv, 2 * width + at, 3 * width, &mut rows);
             for t in 0..tokens {
                 let query = channels::<HEAD>(qkv, 3 * width * t + at).map(|x| x * scale);
-                let row = &mut weights[t * tokens..t * tokens + t + 1];
+                let row = &mut weights[t * tokens..=t * tokens + t];
                 dots(&query, &keys, tokens, row);
                 softmax(row);
                 out[t * width + at..t * width + at + HEAD].copy_from_slice(&combine(row, &rows));
@@ -422,7 +427,7 @@ fn attention_gradient_of<const HEAD: usize>(
         .zip(weights.par_chunks(heads * tokens * tokens))
         .zip(g.par_chunks(tokens * width))
         .for_each(|(((out, qkv), weights), g)| {
-            attention_gradient_sample::<HEAD>(out, qkv, weights, g, tokens)
+            attention_gradient_sample::<HEAD>(out, qkv, weights, g, tokens);
         });
     out
 }
@@ -449,7 +454,7 @@ kernel! {
             for t in 0..tokens {
                 let query = channels::<HEAD>(qkv, 3 * width * t + at);
                 let g = channels::<HEAD>(g, width * t + at);
-                let weights = &weights[t * tokens..t * tokens + t + 1];
+                let weights = &weights[t * tokens..=t * tokens + t];
                 let slope = &mut slope[..=t];
                 // Gradient of the weights, then of the scores through the softmax.
                 dots(&g, &values, tokens, slope);
