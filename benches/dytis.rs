@@ -40,7 +40,7 @@ use dytis::DytisMap;
 use rivals::Index;
 use scc::TreeIndex;
 use streams::Rng;
-use workload::{Mix, Op, run};
+use workload::{Draws, Mix, Op, run};
 
 /// Calls `$call::<I>($args)` for every index.
 macro_rules! for_each_index {
@@ -114,6 +114,24 @@ fn bench_remove<I: Index>(group: &mut BenchmarkGroup<'_, WallTime>, keys: &[u64]
     });
 }
 
+/// A map that is filled with a tenth of the keys and emptied again, ten times.
+fn bench_sawtooth<I: Index>(group: &mut BenchmarkGroup<'_, WallTime>, keys: &[u64]) {
+    group.bench_function(I::NAME, |b| {
+        b.iter_with_large_drop(|| {
+            let mut index = I::new();
+            for keys in keys.chunks(keys.len().div_ceil(10)) {
+                for &key in keys {
+                    index.insert(key, key);
+                }
+                for &key in keys {
+                    black_box(index.remove(key));
+                }
+            }
+            index
+        });
+    });
+}
+
 /// Mixes with inserts begin each sample with a fresh map, so that the inserts stay inserts.
 fn bench_mix<I: Index>(group: &mut BenchmarkGroup<'_, WallTime>, keys: &[u64], ops: &[Op]) {
     if ops.iter().any(|op| matches!(op, Op::Insert(_))) {
@@ -149,8 +167,9 @@ fn bench_dataset(c: &mut Criterion, Dataset { name, keys }: &Dataset) {
     for_each_index!(bench_load(&mut load, keys));
     load.finish();
 
+    let draws = Draws::new(keys, fresh);
     for (operation, mix) in MIXES {
-        let ops = mix.ops(keys, fresh, n, 7);
+        let ops = draws.ops(mix, n, 7);
         let mut mixed = group(c, operation, name, n, n);
         for_each_index!(bench_mix(&mut mixed, keys, &ops));
         mixed.finish();
@@ -162,6 +181,10 @@ fn bench_dataset(c: &mut Criterion, Dataset { name, keys }: &Dataset) {
     let mut remove = group(c, "remove", name, n, doomed.len());
     for_each_index!(bench_remove(&mut remove, keys, &doomed));
     remove.finish();
+
+    let mut sawtooth = group(c, "sawtooth", name, n, 2 * n);
+    for_each_index!(bench_sawtooth(&mut sawtooth, keys));
+    sawtooth.finish();
 
     let mut entries: Vec<(u64, u64)> = keys.iter().map(|&key| (key, key)).collect();
     entries.sort_unstable();

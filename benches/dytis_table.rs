@@ -4,18 +4,24 @@
 //! cargo bench --bench dytis_table -- [OPTIONS]
 //!   --keys N         keys per stream (10000000)
 //!   --streams A,B    names of generators and key sets (the seven data-like generators)
-//!   --indexes A,B    dytis,std,brie,indexset,skiplist,scc,congee (the first four)
-//!   --rounds N       rounds, of which the median counts (3)
-//!   --out FILE       writes the Markdown there, too
-//!   --svg FILE       writes the plot there
+//!   --indexes A,B    dytis,std,brie,indexset,skiplist,scc,congee (the first three)
+//!   --ops N          operations of a phase at most, Load excepted (4000000)
+//!   --rounds N       rounds, of which the median counts (1)
+//!   --group NAME     the heading under which the results are shown (Streams)
+//!   --results FILE   appends the results there, a line each
+//! cargo bench --bench dytis_table -- --render FILE [--summary FILE] [--full FILE] [--svg FILE]
 //! ```
 //!
-//! Each round loads a map in the stream's own order (Load), then runs uniform gets (CU), Zipf gets
-//! (C), half updates (A), and 95 % scans of 100 with 5 % inserts (E), and removes half of the keys
-//! at random (Del). The maps take turns within a round, so that a slow spell of the machine hits
-//! all of them. Every phase's checksum must be the same for all maps. Bytes per key come from a
-//! counting allocator after Load; insert latencies from one more load with a clock around each
-//! insert (about 25 ns of each reading are the clock's own).
+//! The second form makes Markdown and the plot of all results in a file; `dytis/scripts/table.sh`
+//! runs both.
+//!
+//! Each round loads a map in the stream's own order (Load), then runs uniform gets (CU), gets of
+//! absent neighbours (Miss), Zipf gets (C), half updates (A), and 95 % scans of 100 with 5 % inserts
+//! (E), and removes half of the keys at random (Del). A map of its own takes the stream in tenths,
+//! each inserted and removed again (Saw). The maps take turns within a round, so that a slow spell
+//! of the machine hits all of them. Every phase's checksum must be the same for all maps. Bytes per
+//! key come from a counting allocator after Load; insert latencies from one more load with a clock
+//! around each insert (about 25 ns of each reading are the clock's own).
 
 #![allow(clippy::print_stdout, reason = "the table is this program's purpose")]
 #![allow(
@@ -23,12 +29,16 @@
     reason = "a global allocator that counts is unsafe to declare"
 )]
 
-#[path = "support/alloc.rs"]
+#[path = "../dytis/tests/support/alloc.rs"]
 mod alloc;
+#[path = "support/arguments.rs"]
+mod arguments;
 #[path = "support/datasets.rs"]
 mod datasets;
 #[path = "../dytis/tests/support/keysets.rs"]
 mod keysets;
+#[path = "support/plot.rs"]
+mod plot;
 #[path = "support/report.rs"]
 mod report;
 #[path = "support/rivals.rs"]
@@ -39,8 +49,9 @@ mod streams;
 mod workload;
 
 use std::collections::BTreeMap;
+use std::fs::{self, OpenOptions};
+use std::io::Write as _;
 use std::time::Instant;
-use std::{env, fs};
 
 use anyhow::{Context, Result, bail, ensure};
 use brie_tree::BTree;
@@ -49,107 +60,91 @@ use congee::Congee;
 use crossbeam_skiplist::SkipMap;
 use datasets::{Dataset, dataset};
 use dytis::DytisMap;
-use report::{Cell, PHASES, Report};
+use report::{Cell, PHASES, Report, header};
 use rivals::Index;
 use scc::TreeIndex;
 use streams::Rng;
-use workload::{Mix, Op, run};
+use workload::{Draws, Mix, Op, run};
 
 const INDEXES: [&str; 7] = [
     "dytis", "std", "brie", "indexset", "skiplist", "scc", "congee",
 ];
 const DATA_LIKE: &str = "uniform,lognormal,longitude,taxi,review,timestamp,adversarial";
 
+#[derive(Default)]
 struct Options {
     keys: usize,
     streams: Vec<String>,
     indexes: Vec<&'static str>,
+    ops: usize,
     rounds: usize,
-    out: Option<String>,
+    group: String,
+    results: Option<String>,
+    render: Option<String>,
+    summary: Option<String>,
+    full: Option<String>,
     svg: Option<String>,
 }
 
 fn options() -> Result<Options> {
-    let list = |names: &str| names.split(',').map(str::to_owned).collect::<Vec<_>>();
-    let index = |name: String| {
-        let known = INDEXES.into_iter().find(|&index| index == name);
-        known.with_context(|| {
-            format!(
-                "unknown index {name}, expected one of {}",
-                INDEXES.join(", ")
-            )
-        })
-    };
     let mut options = Options {
         keys: 10_000_000,
-        streams: list(DATA_LIKE),
-        indexes: INDEXES[..4].to_vec(),
-        rounds: 3,
-        out: None,
-        svg: None,
+        streams: arguments::list(DATA_LIKE),
+        indexes: INDEXES[..3].to_vec(),
+        ops: 4_000_000,
+        rounds: 1,
+        group: "Streams".to_owned(),
+        ..Options::default()
     };
-    let mut args = env::args().skip(1);
-    while let Some(arg) = args.next() {
-        // Cargo passes --bench; --test asks for a run that only shows that everything works.
-        if arg == "--bench" {
-            continue;
-        }
-        if arg == "--test" {
-            options.keys = 2_000;
-            options.rounds = 1;
-            options.indexes = INDEXES.to_vec();
-            continue;
-        }
-        let value = args
-            .next()
-            .with_context(|| format!("{arg} needs a value"))?;
-        match arg.as_str() {
-            "--keys" => options.keys = value.parse().with_context(|| format!("--keys {value}"))?,
-            "--rounds" => {
-                options.rounds = value.parse().with_context(|| format!("--rounds {value}"))?;
-            }
-            "--streams" => options.streams = list(&value),
-            "--indexes" => {
-                options.indexes = list(&value).into_iter().map(index).collect::<Result<_>>()?;
-            }
-            "--out" => options.out = Some(value),
+    let every_index = INDEXES.join(",");
+    for (name, value) in arguments::pairs(&[("--keys", "2000"), ("--indexes", &every_index)])? {
+        match name.as_str() {
+            "--keys" => options.keys = arguments::number(&name, &value, 1000)?,
+            "--streams" => options.streams = arguments::list(&value),
+            "--indexes" => options.indexes = arguments::choices(&name, &value, INDEXES)?,
+            "--ops" => options.ops = arguments::number(&name, &value, 1)?,
+            "--rounds" => options.rounds = arguments::number(&name, &value, 1)?,
+            "--group" => options.group = value,
+            "--results" => options.results = Some(value),
+            "--render" => options.render = Some(value),
+            "--summary" => options.summary = Some(value),
+            "--full" => options.full = Some(value),
             "--svg" => options.svg = Some(value),
-            _ => bail!("unknown option {arg}"),
+            _ => bail!("unknown option {name}"),
         }
     }
-    ensure!(
-        options.keys >= 1000,
-        "--keys must be at least 1000, got {}",
-        options.keys
-    );
-    ensure!(options.rounds >= 1, "--rounds must be at least 1");
     Ok(options)
 }
 
 /// What is done with one data set, made once for all maps.
 struct Plan<'a> {
     keys: &'a [u64],
-    mixes: [Vec<Op>; 4],
+    mixes: [Vec<Op>; 5],
     doomed: Vec<u64>,
+    /// How many keys pass through the map of the phase Saw.
+    passing: usize,
 }
 
 impl<'a> Plan<'a> {
-    fn new(Dataset { keys, .. }: &'a Dataset) -> Self {
+    fn new(Dataset { keys, .. }: &'a Dataset, most: usize) -> Self {
         let (keys, fresh) = keys.split_at(keys.len() - keys.len() / 20);
-        let count = keys.len();
+        let count = keys.len().min(most);
+        let draws = Draws::new(keys, fresh);
         let mixes = [
             (Mix::Uniform, count),
+            (Mix::Miss, count),
             (Mix::C, count),
             (Mix::A, count),
-            (Mix::E, count / 5),
+            (Mix::E, count / 4),
         ];
         let mut doomed = keys.to_vec();
         Rng::new(11).shuffle(&mut doomed);
-        doomed.truncate(count / 2);
+        doomed.truncate(most.min(keys.len() / 2));
         Self {
             keys,
-            mixes: mixes.map(|(mix, count)| mix.ops(keys, fresh, count, 7)),
+            mixes: mixes.map(|(mix, count)| draws.ops(mix, count, 7)),
             doomed,
+            passing: keys.len().min(most / 2),
         }
     }
 }
@@ -167,31 +162,44 @@ fn timed<T>(count: usize, work: impl FnOnce() -> T) -> (f64, T) {
     (count as f64 / start.elapsed().as_secs_f64() / 1e6, result)
 }
 
+fn insert_all<I: Index>(index: &mut I, keys: &[u64]) {
+    for &key in keys {
+        index.insert(key, key);
+    }
+}
+
+fn remove_all<I: Index>(index: &mut I, keys: &[u64]) -> usize {
+    keys.iter().filter(|&&key| index.remove(key)).count()
+}
+
 fn round<I: Index>(plan: &Plan<'_>) -> Round {
     let before = alloc::live_bytes();
-    let (load, mut index) = timed(plan.keys.len(), || {
-        let mut index = I::new();
-        for &key in plan.keys {
-            index.insert(key, key);
-        }
-        index
-    });
+    let mut index = I::new();
+    let (load, ()) = timed(plan.keys.len(), || insert_all(&mut index, plan.keys));
     let bytes_per_key = (alloc::live_bytes() - before) as f64 / plan.keys.len() as f64;
-    let mut speeds = [0.0; PHASES.len()];
-    speeds[0] = load;
+    let mut speeds = vec![load];
     let mut checksum = index.sum();
-    for (speed, ops) in speeds[1..].iter_mut().zip(&plan.mixes) {
-        let (mops, sum) = timed(ops.len(), || run(&mut index, ops));
-        *speed = mops;
+    for ops in &plan.mixes {
+        let (speed, sum) = timed(ops.len(), || run(&mut index, ops));
+        speeds.push(speed);
         checksum = checksum.rotate_left(7) ^ sum;
     }
-    let (del, removed) = timed(plan.doomed.len(), || {
-        plan.doomed.iter().filter(|&&key| index.remove(key)).count()
-    });
-    speeds[PHASES.len() - 1] = del;
+    let (del, removed) = timed(plan.doomed.len(), || remove_all(&mut index, &plan.doomed));
     checksum = checksum.rotate_left(7) ^ removed as u64 ^ index.sum();
+    drop(index);
+
+    let mut index = I::new();
+    let (saw, removed) = timed(2 * plan.passing, || {
+        let tenths = plan.keys[..plan.passing].chunks(plan.keys.len().div_ceil(10));
+        tenths.fold(0, |removed, keys| {
+            insert_all(&mut index, keys);
+            removed + remove_all(&mut index, keys)
+        })
+    });
+    checksum = checksum.rotate_left(7) ^ removed as u64 ^ index.sum();
+    speeds.extend([del, saw]);
     Round {
-        speeds,
+        speeds: speeds.try_into().expect("a speed for each phase"),
         bytes_per_key,
         checksum,
     }
@@ -236,13 +244,8 @@ fn median(mut values: Vec<f64>) -> f64 {
 
 fn measure(plan: &Plan<'_>, options: &Options, stream: &str) -> Result<Vec<Cell>> {
     let mut rounds: Vec<Vec<Round>> = options.indexes.iter().map(|_| Vec::new()).collect();
-    for number in 0..options.rounds {
+    for _ in 0..options.rounds {
         for (index, rounds) in options.indexes.iter().zip(&mut rounds) {
-            println!(
-                "{stream}: round {} of {}, {index}",
-                number + 1,
-                options.rounds
-            );
             rounds.push(with_index!(*index, round(plan)));
         }
     }
@@ -259,7 +262,10 @@ fn measure(plan: &Plan<'_>, options: &Options, stream: &str) -> Result<Vec<Cell>
     let cells = options.indexes.iter().zip(rounds).map(|(index, rounds)| {
         let [p999_us, max_us] = with_index!(*index, latencies(plan.keys));
         Cell {
-            index,
+            group: options.group.clone(),
+            stream: stream.to_owned(),
+            keys: plan.keys.len(),
+            index: (*index).to_owned(),
             speeds: std::array::from_fn(|phase| {
                 median(rounds.iter().map(|r| r.speeds[phase]).collect())
             }),
@@ -271,26 +277,42 @@ fn measure(plan: &Plan<'_>, options: &Options, stream: &str) -> Result<Vec<Cell>
     Ok(cells.collect())
 }
 
-fn main() -> Result<()> {
-    let options = options()?;
-    let mut report = Report::new(options.keys, options.rounds);
+fn measure_all(options: &Options) -> Result<()> {
+    let mut results = format!("{}\n", header(options.rounds));
     for stream in &options.streams {
         let data = dataset(stream, options.keys + options.keys / 19)
             .with_context(|| format!("unknown stream {stream}"))?;
-        let plan = Plan::new(&data);
-        report.add(
-            data.name,
-            plan.keys.len(),
-            measure(&plan, &options, data.name)?,
-        );
+        let plan = Plan::new(&data, options.ops);
+        for cell in measure(&plan, options, data.name)? {
+            println!("{cell}");
+            results.push_str(&format!("{cell}\n"));
+        }
     }
-    let markdown = report.markdown();
-    println!("\n{markdown}");
-    if let Some(path) = options.out {
-        fs::write(&path, markdown).with_context(|| path)?;
+    if let Some(path) = &options.results {
+        let file = OpenOptions::new().create(true).append(true).open(path);
+        let written = file.and_then(|mut file| file.write_all(results.as_bytes()));
+        written.with_context(|| path.clone())?;
     }
-    if let Some(path) = options.svg {
-        fs::write(&path, report.svg()).with_context(|| path)?;
+    Ok(())
+}
+
+fn main() -> Result<()> {
+    let options = options()?;
+    let Some(path) = &options.render else {
+        return measure_all(&options);
+    };
+    let results = fs::read_to_string(path).with_context(|| path.clone())?;
+    let report: Report = results.parse().with_context(|| path.clone())?;
+    let outputs = [
+        (&options.summary, report.summary()),
+        (&options.full, report.full()),
+        (&options.svg, report.svg()),
+    ];
+    for (path, text) in outputs {
+        match path {
+            Some(path) => fs::write(path, text).with_context(|| path.clone())?,
+            None => println!("{text}"),
+        }
     }
     Ok(())
 }

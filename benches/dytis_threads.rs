@@ -1,16 +1,24 @@
 //! `ConcurrentDytisMap` from 1 to 8 threads against concurrent rivals, and against `DytisMap` on one.
 //!
 //! ```text
-//! cargo bench --bench dytis_threads -- [--keys N] [--streams A,B] [--threads 1,2,4,8] [--rounds N] [--out FILE]
+//! cargo bench --bench dytis_threads -- [OPTIONS]
+//!   --keys N          keys per stream (10000000)
+//!   --streams A,B     names of generators and key sets (uniform,review,timestamp)
+//!   --maps A,B        concurrent,skiplist,scc,congee,locked (all)
+//!   --threads 1,2     numbers of threads (1,2,4,8)
+//!   --ops N           operations of a phase at most, Load excepted (4000000)
+//!   --rounds N        rounds, of which the median counts (3)
+//!   --out FILE        appends the table's rows there
 //! ```
 //!
-//! Each thread runs its own list of as many operations as there are keys over the number of
-//! threads: C is Zipf gets, A half Zipf gets and half updates, Load inserts the stream in order,
-//! thread by thread in turn. Speeds are of all threads together, the median of the rounds.
+//! Each thread runs its own list of as many operations as there are over the number of threads: C is
+//! Zipf gets, A half Zipf gets and half updates, Load inserts the stream in order, thread by thread in
+//! turn. Speeds are of all threads together.
 
 #![allow(clippy::print_stdout, reason = "the table is this program's purpose")]
-#![allow(dead_code, reason = "the shared files serve other benches, too")]
 
+#[path = "support/arguments.rs"]
+mod arguments;
 #[path = "support/datasets.rs"]
 mod datasets;
 #[path = "../dytis/tests/support/keysets.rs"]
@@ -24,101 +32,85 @@ mod workload;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::fs::OpenOptions;
 use std::hint::black_box;
+use std::io::Write as _;
 use std::sync::{Barrier, RwLock};
 use std::thread;
 use std::time::Instant;
-use std::{env, fs};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
+use congee::Congee;
 use crossbeam_skiplist::SkipMap;
 use datasets::dataset;
 use dytis::{ConcurrentDytisMap, DytisMap};
+use rivals::{Index, Shared};
 use scc::TreeIndex;
-use workload::{Mix, Op, run};
+use workload::{Draws, Mix, Op, run};
 
-/// A map that threads share.
-trait Shared: Sync {
-    const NAME: &'static str;
+const MAPS: [&str; 5] = ["concurrent", "skiplist", "scc", "congee", "locked"];
 
-    fn new() -> Self;
-    fn insert(&self, key: u64, value: u64);
-    fn get(&self, key: u64) -> Option<u64>;
-    fn update(&self, key: u64, value: u64);
+struct Options {
+    keys: usize,
+    streams: Vec<String>,
+    maps: Vec<&'static str>,
+    threads: Vec<usize>,
+    ops: usize,
+    rounds: usize,
+    out: Option<String>,
 }
 
-impl Shared for ConcurrentDytisMap<u64, u64> {
-    const NAME: &'static str = "ConcurrentDytisMap";
-
-    fn new() -> Self {
-        Self::new()
+fn options() -> Result<Options> {
+    let mut options = Options {
+        keys: 10_000_000,
+        streams: arguments::list("uniform,review,timestamp"),
+        maps: MAPS.to_vec(),
+        threads: vec![1, 2, 4, 8],
+        ops: 4_000_000,
+        rounds: 3,
+        out: None,
+    };
+    for (name, value) in arguments::pairs(&[("--keys", "2000"), ("--rounds", "1")])? {
+        match name.as_str() {
+            "--keys" => options.keys = arguments::number(&name, &value, 1000)?,
+            "--streams" => options.streams = arguments::list(&value),
+            "--maps" => options.maps = arguments::choices(&name, &value, MAPS)?,
+            "--threads" => {
+                let threads = value.split(',');
+                let threads = threads.map(|threads| arguments::number(&name, threads, 1));
+                options.threads = threads.collect::<Result<_>>()?;
+            }
+            "--ops" => options.ops = arguments::number(&name, &value, 1000)?,
+            "--rounds" => options.rounds = arguments::number(&name, &value, 1)?,
+            "--out" => options.out = Some(value),
+            _ => bail!("unknown option {name}"),
+        }
     }
-    fn insert(&self, key: u64, value: u64) {
-        self.insert(key, value);
-    }
-    fn get(&self, key: u64) -> Option<u64> {
-        self.get(&key)
-    }
-    fn update(&self, key: u64, value: u64) {
-        self.update(&key, |_| value);
-    }
+    Ok(options)
 }
 
-impl Shared for SkipMap<u64, u64> {
-    const NAME: &'static str = "crossbeam SkipMap";
-
-    fn new() -> Self {
-        Self::new()
-    }
-    fn insert(&self, key: u64, value: u64) {
-        self.insert(key, value);
-    }
-    fn get(&self, key: u64) -> Option<u64> {
-        self.get(&key).map(|entry| *entry.value())
-    }
-    fn update(&self, key: u64, value: u64) {
-        self.insert(key, value);
-    }
+/// The lists of operations for one number of threads, a list a thread.
+struct Lists {
+    load: Vec<Vec<Op>>,
+    c: Vec<Vec<Op>>,
+    a: Vec<Vec<Op>>,
 }
 
-impl Shared for TreeIndex<u64, u64> {
-    const NAME: &'static str = "scc TreeIndex";
-
-    fn new() -> Self {
-        Self::new()
-    }
-    fn insert(&self, key: u64, value: u64) {
-        self.upsert_sync(key, value);
-    }
-    fn get(&self, key: u64) -> Option<u64> {
-        self.peek_with(&key, |_, value| *value)
-    }
-    fn update(&self, key: u64, value: u64) {
-        self.upsert_sync(key, value);
-    }
-}
-
-impl Shared for RwLock<BTreeMap<u64, u64>> {
-    const NAME: &'static str = "RwLock<BTreeMap>";
-
-    fn new() -> Self {
-        Self::default()
-    }
-    fn insert(&self, key: u64, value: u64) {
-        self.write()
-            .expect("no panic under the lock")
-            .insert(key, value);
-    }
-    fn get(&self, key: u64) -> Option<u64> {
-        self.read()
-            .expect("no panic under the lock")
-            .get(&key)
-            .copied()
-    }
-    fn update(&self, key: u64, value: u64) {
-        self.write()
-            .expect("no panic under the lock")
-            .insert(key, value);
+impl Lists {
+    fn new(keys: &[u64], draws: &Draws<'_>, ops: usize, threads: usize) -> Self {
+        let load = |thread| {
+            let keys = keys.iter().skip(thread).step_by(threads);
+            keys.map(|&key| Op::Insert(key)).collect()
+        };
+        let mix = |mix| {
+            let list = |thread| draws.ops(mix, ops / threads, 5 + thread as u64);
+            (0..threads).map(list).collect()
+        };
+        Self {
+            load: (0..threads).map(load).collect(),
+            c: mix(Mix::C),
+            a: mix(Mix::A),
+        }
     }
 }
 
@@ -159,52 +151,21 @@ fn speed<S: Shared>(map: &S, lists: &[Vec<Op>]) -> f64 {
     total as f64 / seconds / 1e6
 }
 
-fn load_lists(keys: &[u64], threads: usize) -> Vec<Vec<Op>> {
-    let of = |thread| {
-        keys.iter()
-            .skip(thread)
-            .step_by(threads)
-            .map(|&key| Op::Insert(key))
-            .collect()
-    };
-    (0..threads).map(of).collect()
-}
-
-fn mix_lists(mix: Mix, keys: &[u64], threads: usize) -> Vec<Vec<Op>> {
-    (0..threads)
-        .map(|thread| mix.ops(keys, &[], keys.len() / threads, 5 + thread as u64))
-        .collect()
-}
-
 /// Load, C and A in Mops/s.
-fn shared_round<S: Shared>(keys: &[u64], threads: usize) -> [f64; 3] {
+fn shared_round<S: Shared>(lists: &Lists) -> [f64; 3] {
     let map = S::new();
-    let load = speed(&map, &load_lists(keys, threads));
-    [
-        load,
-        speed(&map, &mix_lists(Mix::C, keys, threads)),
-        speed(&map, &mix_lists(Mix::A, keys, threads)),
-    ]
+    [&lists.load, &lists.c, &lists.a].map(|lists| speed(&map, lists))
 }
 
-fn plain_round(keys: &[u64]) -> [f64; 3] {
-    let timed = |count: usize, work: &mut dyn FnMut() -> u64| {
+/// The same for the plain map; the lists are those of one thread.
+fn plain_round(lists: &Lists) -> [f64; 3] {
+    let mut map = <DytisMap<u64, u64> as Index>::new();
+    [&lists.load, &lists.c, &lists.a].map(|lists| {
+        let ops = &lists[0];
         let start = Instant::now();
-        black_box(work());
-        count as f64 / start.elapsed().as_secs_f64() / 1e6
-    };
-    let mut map = DytisMap::new();
-    let load = timed(keys.len(), &mut || {
-        for &key in keys {
-            map.insert(key, key);
-        }
-        0
-    });
-    let [c, a] = [Mix::C, Mix::A].map(|mix| {
-        let ops = mix.ops(keys, &[], keys.len(), 5);
-        timed(ops.len(), &mut || run(&mut map, &ops))
-    });
-    [load, c, a]
+        black_box(run(&mut map, ops));
+        ops.len() as f64 / start.elapsed().as_secs_f64() / 1e6
+    })
 }
 
 fn median(rounds: usize, mut round: impl FnMut() -> [f64; 3]) -> [f64; 3] {
@@ -216,100 +177,39 @@ fn median(rounds: usize, mut round: impl FnMut() -> [f64; 3]) -> [f64; 3] {
     })
 }
 
-struct Options {
-    keys: usize,
-    streams: Vec<String>,
-    threads: Vec<usize>,
-    rounds: usize,
-    out: Option<String>,
-}
-
-fn options() -> Result<Options> {
-    let list = |names: &str| names.split(',').map(str::to_owned).collect::<Vec<_>>();
-    let mut options = Options {
-        keys: 10_000_000,
-        streams: list("uniform,review,timestamp"),
-        threads: vec![1, 2, 4, 8],
-        rounds: 3,
-        out: None,
-    };
-    let mut args = env::args().skip(1);
-    while let Some(arg) = args.next() {
-        match arg.as_str() {
-            // Cargo passes --bench; --test asks for a run that only shows that everything works.
-            "--bench" => continue,
-            "--test" => {
-                (options.keys, options.rounds) = (2_000, 1);
-                continue;
-            }
-            _ => {}
-        }
-        let value = args
-            .next()
-            .with_context(|| format!("{arg} needs a value"))?;
-        let number = |value: &str| {
-            value
-                .parse::<usize>()
-                .with_context(|| format!("{arg} {value}"))
-        };
-        match arg.as_str() {
-            "--keys" => options.keys = number(&value)?,
-            "--rounds" => options.rounds = number(&value)?,
-            "--streams" => options.streams = list(&value),
-            "--threads" => options.threads = value.split(',').map(number).collect::<Result<_>>()?,
-            "--out" => options.out = Some(value),
-            _ => bail!("unknown option {arg}"),
-        }
-    }
-    ensure!(
-        options.rounds >= 1 && options.keys >= 1000,
-        "at least 1 round and 1000 keys"
-    );
-    ensure!(
-        options.threads.iter().all(|&threads| threads >= 1),
-        "at least 1 thread"
-    );
-    Ok(options)
-}
-
 fn main() -> Result<()> {
-    let Options {
-        keys,
-        streams,
-        threads,
-        rounds,
-        out,
-    } = options()?;
-    let mut table = format!("{keys} keys, Mops/s of all threads, median of {rounds} round(s)\n\n");
-    table.push_str("| stream | map | threads | Load | C | A |\n|---|---|---|---|---|---|\n");
-    for stream in streams {
-        let data = dataset(&stream, keys).with_context(|| format!("unknown stream {stream}"))?;
+    let options = options()?;
+    let mut table = String::new();
+    for stream in &options.streams {
+        let data =
+            dataset(stream, options.keys).with_context(|| format!("unknown stream {stream}"))?;
+        let draws = Draws::new(&data.keys, &[]);
+        let ops = options.ops.min(data.keys.len());
         let mut row = |map: &str, threads: usize, [load, c, a]: [f64; 3]| {
-            println!("{stream} {map} {threads}: {load:.2} {c:.2} {a:.2}");
-            writeln!(
-                table,
-                "| {stream} | {map} | {threads} | {load:.2} | {c:.2} | {a:.2} |"
-            )
+            let row = format!("| {stream} | {map} | {threads} | {load:.2} | {c:.2} | {a:.2} |");
+            println!("{row}");
+            writeln!(table, "{row}")
         };
-        row("DytisMap", 1, median(rounds, || plain_round(&data.keys)))?;
-        for &threads in &threads {
-            let keys = &data.keys;
-            macro_rules! measure {
-                ($($map:ty),*) => {$(
-                    row(<$map as Shared>::NAME, threads, median(rounds, || shared_round::<$map>(keys, threads)))?;
-                )*};
+        let lists = Lists::new(&data.keys, &draws, ops, 1);
+        row("dytis", 1, median(options.rounds, || plain_round(&lists)))?;
+        for &threads in &options.threads {
+            let lists = Lists::new(&data.keys, &draws, ops, threads);
+            for &map in &options.maps {
+                let round = match map {
+                    "concurrent" => shared_round::<ConcurrentDytisMap<u64, u64>>,
+                    "skiplist" => shared_round::<SkipMap<u64, u64>>,
+                    "scc" => shared_round::<TreeIndex<u64, u64>>,
+                    "congee" => shared_round::<Congee<usize, usize>>,
+                    _ => shared_round::<RwLock<BTreeMap<u64, u64>>>,
+                };
+                row(map, threads, median(options.rounds, || round(&lists)))?;
             }
-            measure!(
-                ConcurrentDytisMap<u64, u64>,
-                SkipMap<u64, u64>,
-                TreeIndex<u64, u64>,
-                RwLock<BTreeMap<u64, u64>>
-            );
         }
     }
-    println!("\n{table}");
-    if let Some(path) = out {
-        fs::write(&path, table).with_context(|| path)?;
+    if let Some(path) = options.out {
+        let file = OpenOptions::new().create(true).append(true).open(&path);
+        let written = file.and_then(|mut file| file.write_all(table.as_bytes()));
+        written.with_context(|| path)?;
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The table and the plot of `dytis_table`.
+//! Tables and the plot of `dytis_table`, from its results.
 
 #![allow(
     dead_code,
@@ -6,16 +6,29 @@
     reason = "each of the programs that include this file uses a part of it"
 )]
 
-use std::fmt::Write as _;
+use std::fmt::{self, Display, Write as _};
+use std::str::FromStr;
 use std::{fs, process};
 
-/// The timed phases, in the order in which they run.
-pub const PHASES: [&str; 6] = ["Load", "CU", "C", "A", "E", "Del"];
+use anyhow::{Context, Error, Result, ensure};
 
-/// One map on one stream.
-#[derive(Debug)]
+use super::plot::{self, Dots, geometric_mean};
+
+/// The timed phases, in the order in which they run.
+pub const PHASES: [&str; 8] = ["Load", "CU", "Miss", "C", "A", "E", "Del", "Saw"];
+
+/// The map that all others are compared with, and the two that every stream has.
+const SUBJECT: &str = "dytis";
+const RIVALS: [(&str, &str); 2] = [("brie", "brie-tree"), ("std", "BTreeMap")];
+
+/// One map on one stream; a line of the results file.
+#[derive(Debug, Clone, PartialEq)]
 pub struct Cell {
-    pub index: &'static str,
+    /// The heading under which the stream is shown.
+    pub group: String,
+    pub stream: String,
+    pub keys: usize,
+    pub index: String,
     /// Mops/s per phase.
     pub speeds: [f64; PHASES.len()],
     pub bytes_per_key: f64,
@@ -23,194 +36,319 @@ pub struct Cell {
     pub max_us: f64,
 }
 
-#[derive(Debug)]
-struct Row {
-    stream: &'static str,
-    keys: usize,
-    cells: Vec<Cell>,
+impl Display for Cell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            group,
+            stream,
+            keys,
+            index,
+            ..
+        } = self;
+        write!(f, "{group}\t{stream}\t{keys}\t{index}")?;
+        let latencies = [self.bytes_per_key, self.p999_us, self.max_us];
+        let numbers = self.speeds.iter().chain(&latencies);
+        numbers
+            .into_iter()
+            .try_for_each(|number| write!(f, "\t{number:.3}"))
+    }
 }
 
-impl Row {
-    /// The first map's speed over that of the best other one, and that one's name.
-    fn ratio(&self, phase: usize) -> Option<(f64, &'static str)> {
-        let best = self.cells[1..]
-            .iter()
-            .max_by(|a, b| a.speeds[phase].total_cmp(&b.speeds[phase]))?;
-        Some((self.cells[0].speeds[phase] / best.speeds[phase], best.index))
+impl FromStr for Cell {
+    type Err = Error;
+
+    fn from_str(line: &str) -> Result<Self> {
+        let fields: Vec<&str> = line.split('\t').collect();
+        let expected = 4 + PHASES.len() + 3;
+        ensure!(
+            fields.len() == expected,
+            "expected {expected} fields, got {}",
+            fields.len()
+        );
+        let number = |field: &str| {
+            field
+                .parse::<f64>()
+                .with_context(|| format!("number {field}"))
+        };
+        let numbers = fields[4..].iter().map(|field| number(field));
+        let numbers = numbers.collect::<Result<Vec<f64>>>()?;
+        let rest = &numbers[PHASES.len()..];
+        Ok(Self {
+            group: fields[0].to_owned(),
+            stream: fields[1].to_owned(),
+            keys: fields[2]
+                .parse()
+                .with_context(|| format!("keys {}", fields[2]))?,
+            index: fields[3].to_owned(),
+            speeds: std::array::from_fn(|phase| numbers[phase]),
+            bytes_per_key: rest[0],
+            p999_us: rest[1],
+            max_us: rest[2],
+        })
+    }
+}
+
+/// The maps on one stream.
+#[derive(Debug)]
+struct Row<'a> {
+    subject: &'a Cell,
+    others: Vec<&'a Cell>,
+}
+
+impl<'a> Row<'a> {
+    fn rival(&self, index: &str) -> Option<&'a Cell> {
+        self.others.iter().copied().find(|cell| cell.index == index)
     }
 
-    fn ratio_to(&self, index: &str, phase: usize) -> Option<f64> {
-        let other = self.cells[1..].iter().find(|cell| cell.index == index)?;
-        Some(self.cells[0].speeds[phase] / other.speeds[phase])
+    /// The subject's speed over a rival's.
+    fn ratio(&self, rival: &Cell, phase: usize) -> f64 {
+        self.subject.speeds[phase] / rival.speeds[phase]
+    }
+
+    /// The fastest rival.
+    fn best(&self, phase: usize) -> Option<&'a Cell> {
+        let others = self.others.iter().copied();
+        others.max_by(|a, b| a.speeds[phase].total_cmp(&b.speeds[phase]))
     }
 }
 
 /// Everything measured.
 #[derive(Debug)]
 pub struct Report {
-    keys: usize,
-    rounds: usize,
-    rows: Vec<Row>,
+    /// How and where: the distinct comment lines.
+    headers: Vec<String>,
+    cells: Vec<Cell>,
+    /// Rows of `dytis_threads`, in Markdown already.
+    threads: Vec<String>,
+}
+
+impl FromStr for Report {
+    type Err = Error;
+
+    /// Reads a results file. A later line of the same group, stream and map counts in place of an
+    /// earlier one.
+    fn from_str(results: &str) -> Result<Self> {
+        let mut report = Self {
+            headers: Vec::new(),
+            cells: Vec::new(),
+            threads: Vec::new(),
+        };
+        for (number, line) in results.lines().enumerate() {
+            if let Some(header) = line.strip_prefix("# ") {
+                let header = header.to_owned();
+                if !report.headers.contains(&header) {
+                    report.headers.push(header);
+                }
+                continue;
+            }
+            if line.starts_with('|') {
+                report.threads.push(line.to_owned());
+                continue;
+            }
+            let cell: Cell = line
+                .parse()
+                .with_context(|| format!("line {}", number + 1))?;
+            let name = |cell: &Cell| [cell.group.clone(), cell.stream.clone(), cell.index.clone()];
+            match report.cells.iter_mut().find(|old| name(old) == name(&cell)) {
+                Some(old) => *old = cell,
+                None => report.cells.push(cell),
+            }
+        }
+        ensure!(!report.cells.is_empty(), "no results");
+        Ok(report)
+    }
 }
 
 impl Report {
-    pub fn new(keys: usize, rounds: usize) -> Self {
-        Self {
-            keys,
-            rounds,
-            rows: Vec::new(),
+    /// Groups in order of appearance.
+    fn groups(&self) -> Vec<&str> {
+        let mut groups = Vec::new();
+        for cell in &self.cells {
+            if !groups.contains(&cell.group.as_str()) {
+                groups.push(&cell.group);
+            }
         }
+        groups
     }
 
-    /// Adds a stream; the first cell is the map that the others are compared with.
-    pub fn add(&mut self, stream: &'static str, keys: usize, cells: Vec<Cell>) {
-        self.rows.push(Row {
-            stream,
-            keys,
-            cells,
-        });
+    fn rows(&self, group: &str) -> Vec<Row<'_>> {
+        let of_group = || self.cells.iter().filter(|cell| cell.group == group);
+        let subjects = of_group().filter(|cell| cell.index == SUBJECT);
+        let row = |subject| Row {
+            subject,
+            others: of_group()
+                .filter(|cell| cell.stream == subject.stream && cell.index != SUBJECT)
+                .collect(),
+        };
+        subjects.map(row).collect()
     }
 
-    pub fn markdown(&self) -> String {
-        let mut out = format!(
-            "{} keys a stream (u64 to u64), one thread, median of {} round(s), maps interleaved; {}; commit {}.\n\n",
-            self.keys,
-            self.rounds,
-            machine(),
-            commit()
-        );
-        self.ratio_table(&mut out);
-        self.speed_table(&mut out);
+    /// Ratios, memory and latencies of the subject, for the README.
+    pub fn summary(&self) -> String {
+        let mut out = format!("{}\n", self.headers.join("; "));
+        for group in self.groups() {
+            let rows = self.rows(group);
+            for (rival, name) in RIVALS {
+                if rows.iter().any(|row| row.rival(rival).is_some()) {
+                    ratio_table(
+                        &mut out,
+                        group,
+                        &format!("over {name}"),
+                        &rows,
+                        |row, phase| {
+                            let rival = row.rival(rival)?;
+                            Some((row.ratio(rival, phase), None))
+                        },
+                    );
+                }
+            }
+            if rows.iter().any(|row| row.others.len() > 1) {
+                ratio_table(
+                    &mut out,
+                    group,
+                    "over the best rival",
+                    &rows,
+                    |row, phase| {
+                        let best = row.best(phase)?;
+                        Some((row.ratio(best, phase), Some(best.index.clone())))
+                    },
+                );
+            }
+            footprint_table(&mut out, group, &rows);
+        }
+        if !self.threads.is_empty() {
+            let title = "Threads: Mops/s of all together";
+            heading(&mut out, title, "map", &["threads", "Load", "C", "A"]);
+            out.push_str(&self.threads.join("\n"));
+            out.push('\n');
+        }
         out
     }
 
-    fn ratio_table(&self, out: &mut String) {
-        let _ = writeln!(
-            out,
-            "Speed over the best rival's in the same cell (below 1: a loss):\n"
-        );
-        let _ = writeln!(
-            out,
-            "| stream | {} |\n|---|{}",
-            PHASES.join(" | "),
-            "---|".repeat(PHASES.len())
-        );
-        for row in &self.rows {
-            let _ = write!(out, "| {} |", row.stream);
-            for phase in 0..PHASES.len() {
-                let _ = match row.ratio(phase) {
-                    Some((ratio, best)) => write!(out, " {ratio:.2} ({best}) |"),
-                    None => write!(out, " |"),
-                };
-            }
-            out.push('\n');
-        }
-        for rival in ["brie", "std"] {
-            let mean = |phase: usize| {
-                let logs: Vec<f64> = self
-                    .rows
-                    .iter()
-                    .filter_map(|row| row.ratio_to(rival, phase))
-                    .map(f64::ln)
-                    .collect();
-                (!logs.is_empty()).then(|| (logs.iter().sum::<f64>() / logs.len() as f64).exp())
-            };
-            if mean(0).is_some() {
-                let _ = write!(out, "| *geometric mean over {rival}* |");
-                for phase in 0..PHASES.len() {
-                    let _ = write!(out, " {:.2} |", mean(phase).unwrap_or(f64::NAN));
+    /// Every number.
+    pub fn full(&self) -> String {
+        let mut out = format!("{}\n", self.headers.join("; "));
+        for group in self.groups() {
+            heading(&mut out, &format!("{group}: Mops/s"), "map", &PHASES);
+            let rows = self.rows(group);
+            for cell in rows
+                .iter()
+                .flat_map(|row| [row.subject].into_iter().chain(row.others.clone()))
+            {
+                let _ = write!(out, "| {} | {} |", cell.stream, cell.index);
+                for speed in cell.speeds {
+                    let _ = write!(out, " {speed:.2} |");
                 }
                 out.push('\n');
             }
         }
-        out.push('\n');
-    }
-
-    fn speed_table(&self, out: &mut String) {
-        let _ = writeln!(
-            out,
-            "Mops/s, heap bytes per key after Load, and microseconds of single inserts:\n"
-        );
-        let _ = writeln!(
-            out,
-            "| stream | map | {} | bytes/key | p99.9 us | max us |\n|---|---|{}---|---|---|",
-            PHASES.join(" | "),
-            "---|".repeat(PHASES.len())
-        );
-        for row in &self.rows {
-            for cell in &row.cells {
-                let _ = write!(out, "| {} ({}) | {} |", row.stream, row.keys, cell.index);
-                for speed in cell.speeds {
-                    let _ = write!(out, " {speed:.2} |");
-                }
-                let Cell {
-                    bytes_per_key,
-                    p999_us,
-                    max_us,
-                    ..
-                } = cell;
-                let _ = writeln!(out, " {bytes_per_key:.1} | {p999_us:.1} | {max_us:.0} |");
-            }
-        }
-    }
-
-    /// A grid of streams and phases: the ratio to the best rival, green above 1, red below.
-    pub fn svg(&self) -> String {
-        let [left, top, width, height] = [120, 56, 92, 30_usize];
-        let size = (
-            left + width * PHASES.len() + 12,
-            top + height * self.rows.len() + 12,
-        );
-        let mut out = format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"{1}\" viewBox=\"0 0 {0} {1}\" \
-             font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n\
-             <text x=\"12\" y=\"20\" font-size=\"14\">DytisMap's speed over the best rival's, {2} keys</text>\n",
-            size.0, size.1, self.keys
-        );
-        for (phase, name) in PHASES.iter().enumerate() {
-            let x = left + width * phase + width / 2;
-            let _ = writeln!(
-                out,
-                "<text x=\"{x}\" y=\"{}\" text-anchor=\"middle\">{name}</text>",
-                top - 8
-            );
-        }
-        for (line, row) in self.rows.iter().enumerate() {
-            let y = top + height * line;
-            let text = y + height / 2 + 4;
-            let _ = writeln!(out, "<text x=\"12\" y=\"{text}\">{}</text>", row.stream);
-            for phase in 0..PHASES.len() {
-                let Some((ratio, best)) = row.ratio(phase) else {
-                    continue;
-                };
-                let x = left + width * phase;
-                let _ = writeln!(
-                    out,
-                    "<rect x=\"{x}\" y=\"{y}\" width=\"{}\" height=\"{}\" fill=\"{}\"/>\
-                     <text x=\"{}\" y=\"{text}\" text-anchor=\"middle\">{ratio:.2} {best}</text>",
-                    width - 2,
-                    height - 2,
-                    shade(ratio),
-                    x + width / 2
-                );
-            }
-        }
-        out.push_str("</svg>\n");
         out
+    }
+
+    /// The ratios to the two rivals that every stream has. First group only.
+    pub fn svg(&self) -> String {
+        let group = self.groups()[0];
+        let rows = self.rows(group);
+        let dots = |rival: &str, phase: usize| -> Dots {
+            let dot = |row: &Row<'_>| {
+                let ratio = row.ratio(row.rival(rival)?, phase);
+                Some((ratio, row.subject.stream.clone()))
+            };
+            rows.iter().filter_map(dot).collect()
+        };
+        let operation = |(phase, name)| (name, RIVALS.map(|(rival, _)| dots(rival, phase)));
+        let operations: Vec<_> = PHASES.into_iter().enumerate().map(operation).collect();
+        let title = "How many times as fast as the rival: a dot for each stream, a bar at the geometric mean";
+        plot::ratios(title, RIVALS.map(|(_, name)| name), &operations)
     }
 }
 
-/// White at 1, full green at 3 times as fast, full red at 3 times as slow.
-fn shade(ratio: f64) -> String {
-    let strength = (ratio.ln() / 3_f64.ln()).clamp(-1.0, 1.0);
-    let fade = |full: f64| (255.0 - (255.0 - full) * strength.abs()) as u8;
-    let full = if strength > 0.0 {
-        [90.0, 190.0, 120.0]
+fn heading(out: &mut String, title: &str, second: &str, columns: &[&str]) {
+    let second = if second.is_empty() {
+        String::new()
     } else {
-        [230.0, 100.0, 90.0]
+        format!(" {second} |")
     };
-    let [red, green, blue] = full.map(fade);
-    format!("#{red:02x}{green:02x}{blue:02x}")
+    let count = columns.len() + usize::from(!second.is_empty()) + 1;
+    let _ = writeln!(
+        out,
+        "\n**{title}**\n\n| stream |{second} {} |\n|{}",
+        columns.join(" | "),
+        "---|".repeat(count)
+    );
+}
+
+/// Ratios per stream, losses in bold, and their geometric means.
+fn ratio_table(
+    out: &mut String,
+    group: &str,
+    title: &str,
+    rows: &[Row<'_>],
+    ratio: impl Fn(&Row<'_>, usize) -> Option<(f64, Option<String>)>,
+) {
+    heading(out, &format!("{group}: speed {title}"), "", &PHASES);
+    for row in rows {
+        let _ = write!(out, "| {} |", row.subject.stream);
+        for phase in 0..PHASES.len() {
+            let Some((ratio, name)) = ratio(row, phase) else {
+                out.push_str(" |");
+                continue;
+            };
+            let name = name.map(|name| format!(" ({name})")).unwrap_or_default();
+            let _ = if ratio < 1.0 {
+                write!(out, " **{ratio:.2}**{name} |")
+            } else {
+                write!(out, " {ratio:.2}{name} |")
+            };
+        }
+        out.push('\n');
+    }
+    if rows.len() > 1 {
+        out.push_str("| *geometric mean* |");
+        for phase in 0..PHASES.len() {
+            let ratios = rows.iter().filter_map(|row| ratio(row, phase));
+            let mean = geometric_mean(ratios.map(|(ratio, _)| ratio)).unwrap_or(f64::NAN);
+            let _ = write!(out, " {mean:.2} |");
+        }
+        out.push('\n');
+    }
+}
+
+/// Bytes per key and insert latencies: the subject's, then the two rivals'.
+fn footprint_table(out: &mut String, group: &str, rows: &[Row<'_>]) {
+    let title =
+        format!("{group}: heap bytes per key after Load, and microseconds of single inserts");
+    let columns = [
+        "keys",
+        "bytes/key: dytis, brie, std",
+        "p99.9: dytis, brie, std",
+        "longest: dytis, brie, std",
+    ];
+    heading(out, &title, "", &columns);
+    for row in rows {
+        let _ = write!(out, "| {} | {} |", row.subject.stream, row.subject.keys);
+        let cells = [Some(row.subject), row.rival("brie"), row.rival("std")];
+        let measures: [fn(&Cell) -> String; 3] = [
+            |cell| format!("{:.1}", cell.bytes_per_key),
+            |cell| format!("{:.1}", cell.p999_us),
+            |cell| format!("{:.0}", cell.max_us),
+        ];
+        for measure in measures {
+            let numbers = cells.map(|cell| cell.map_or_else(|| "-".to_owned(), measure));
+            let _ = write!(out, " {} |", numbers.join(", "));
+        }
+        out.push('\n');
+    }
+}
+
+/// The comment line that stands above the results of a run.
+pub fn header(rounds: usize) -> String {
+    let runs = if rounds == 1 {
+        "one round".to_owned()
+    } else {
+        format!("median of {rounds} rounds")
+    };
+    format!("# {}, one thread, {runs}, commit {}", machine(), commit())
 }
 
 fn machine() -> String {

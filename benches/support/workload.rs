@@ -43,44 +43,72 @@ pub enum Mix {
     F,
 }
 
-impl Mix {
-    /// `count` operations over a map that holds `keys`; inserts take the keys of `fresh` in order
-    /// and stop when there are no more.
-    pub fn ops(self, keys: &[u64], fresh: &[u64], count: usize, seed: u64) -> Vec<Op> {
-        let mut rng = Rng::new(seed);
-        let zipf = Zipf::new(keys.len());
-        // Which keys are popular has nothing to do with their order or age.
+/// What the mixes over one set of keys draw from; O(keys) to make, so made once for all mixes.
+#[derive(Debug)]
+pub struct Draws<'a> {
+    keys: &'a [u64],
+    /// Keys that a mix inserts, in this order, until there are no more.
+    fresh: &'a [u64],
+    /// The keys by popularity, which has nothing to do with their order or age.
+    popular: Vec<u64>,
+    zipf: Zipf,
+}
+
+impl<'a> Draws<'a> {
+    pub fn new(keys: &'a [u64], fresh: &'a [u64]) -> Self {
         let mut popular = keys.to_vec();
-        rng.shuffle(&mut popular);
-        let mut fresh = fresh.iter().copied();
-        let mut recent = keys.to_vec();
-        let absent = (self == Self::Miss).then(|| absent_neighbours(keys));
+        Rng::new(5).shuffle(&mut popular);
+        Self {
+            keys,
+            fresh,
+            popular,
+            zipf: Zipf::new(keys.len()),
+        }
+    }
+
+    /// `count` operations over a map that holds the keys.
+    pub fn ops(&self, mix: Mix, count: usize, seed: u64) -> Vec<Op> {
+        let keys = self.keys;
+        let mut rng = Rng::new(seed);
+        let mut fresh = self.fresh.iter().copied();
+        let mut recent = if mix == Mix::D {
+            keys.to_vec()
+        } else {
+            Vec::new()
+        };
+        let absent = if mix == Mix::Miss {
+            absent_neighbours(keys)
+        } else {
+            Vec::new()
+        };
         (0..count)
             .map(|_| {
                 let dice = rng.below(100);
-                let key = popular[zipf.rank(&mut rng)];
-                match self {
-                    Self::Uniform => Op::Get(keys[rng.below(keys.len() as u64) as usize]),
-                    Self::Miss => {
-                        let absent = absent.as_deref().unwrap_or_default();
-                        Op::Get(absent[rng.below(absent.len() as u64) as usize])
-                    }
-                    Self::A if dice < 50 => Op::Update(key),
-                    Self::B if dice < 5 => Op::Update(key),
-                    Self::F if dice < 50 => Op::ReadModifyWrite(key),
-                    Self::A | Self::B | Self::C | Self::F => Op::Get(key),
-                    Self::D | Self::E if dice < 5 => match fresh.next() {
+                match mix {
+                    Mix::Uniform => Op::Get(keys[rng.below(keys.len() as u64) as usize]),
+                    Mix::Miss => Op::Get(absent[rng.below(absent.len() as u64) as usize]),
+                    Mix::D | Mix::E if dice < 5 => match fresh.next() {
                         Some(key) => {
-                            recent.push(key);
+                            if mix == Mix::D {
+                                recent.push(key);
+                            }
                             Op::Insert(key)
                         }
-                        None => Op::Get(key),
+                        None => Op::Get(self.popular(&mut rng)),
                     },
-                    Self::D => Op::Get(recent[recent.len() - 1 - zipf.rank(&mut rng)]),
-                    Self::E => Op::Scan(key),
+                    Mix::D => Op::Get(recent[recent.len() - 1 - self.zipf.rank(&mut rng)]),
+                    Mix::E => Op::Scan(self.popular(&mut rng)),
+                    Mix::A if dice < 50 => Op::Update(self.popular(&mut rng)),
+                    Mix::B if dice < 5 => Op::Update(self.popular(&mut rng)),
+                    Mix::F if dice < 50 => Op::ReadModifyWrite(self.popular(&mut rng)),
+                    Mix::A | Mix::B | Mix::C | Mix::F => Op::Get(self.popular(&mut rng)),
                 }
             })
             .collect()
+    }
+
+    fn popular(&self, rng: &mut Rng) -> u64 {
+        self.popular[self.zipf.rank(rng)]
     }
 }
 

@@ -202,6 +202,12 @@ fn memory_follows_the_entries_under_churn() {
 }
 
 #[test]
+fn the_map_goes_between_threads_as_its_keys_and_values_do() {
+    fn shared<T: Send + Sync>() {}
+    shared::<ConcurrentDytisMap<u64, String>>();
+}
+
+#[test]
 fn values_are_dropped_once_and_none_is_kept() {
     let witness = Arc::new(());
     {

@@ -1,9 +1,13 @@
 //! The public face against std's, operation by operation, for every key type.
 
-use dytis::{DytisMap, DytisSet, Key, TotalF64};
+use dytis::map::{
+    IntoIter, IntoKeys, IntoValues, Iter, IterMut, Keys, Range, RangeMut, Values, ValuesMut,
+};
+use dytis::{DytisMap, DytisSet, Error, Key, TotalF64};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
+use std::iter::FusedIterator;
 use std::net::Ipv4Addr;
 use std::ops::Bound;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -76,6 +80,41 @@ fn check<K: Key + Debug>(map: &DytisMap<K, u32>, model: &BTreeMap<K, u32>, probe
     }
 }
 
+/// What iterators compute without going step by step, on a range that has lost its ends.
+fn check_shortcuts<K: Key + Debug>(
+    map: &mut DytisMap<K, u32>,
+    model: &BTreeMap<K, u32>,
+    range: (Bound<K>, Bound<K>),
+) {
+    let mut left: Vec<(K, u32)> = model.range(range).map(|(k, v)| (*k, *v)).collect();
+    left.pop();
+    left.drain(..left.len().min(1));
+    let inner = || {
+        let mut inner = map.range(range);
+        inner.next_back();
+        inner.next();
+        inner
+    };
+    let owned = |(k, v): (K, &u32)| (k, *v);
+    assert_eq!(inner().last().map(owned), left.last().copied());
+    assert_eq!(inner().min().map(owned), left.first().copied());
+    assert_eq!(inner().max().map(owned), left.last().copied());
+    let folded = inner().fold(Vec::new(), |mut seen, pair| {
+        seen.push(owned(pair));
+        seen
+    });
+    assert_eq!(folded, left);
+    let mut folded = Vec::new();
+    let mut inner = map.range_mut(range);
+    inner.next_back();
+    inner.next();
+    inner.for_each(|(k, v)| folded.push((k, *v)));
+    assert_eq!(folded, left);
+    let last = |it: RangeMut<'_, K, u32>| it.last().map(|(k, v)| (k, *v));
+    let expected = model.range(range).next_back().map(|(k, v)| (*k, *v));
+    assert_eq!(last(map.range_mut(range)), expected);
+}
+
 /// Ranges between two keys, with every pair of bounds: the same pairs, or both panic.
 fn check_ranges<K: Key + Debug>(
     map: &mut DytisMap<K, u32>,
@@ -111,6 +150,7 @@ fn check_ranges<K: Key + Debug>(
                     range.map(|(k, v)| (*k, *v)).collect::<Vec<_>>(),
                 );
                 assert_eq!(ours, theirs, "{start:?} {end:?}");
+                check_shortcuts(map, model, (start, end));
                 let ours = map
                     .range_mut((start, end))
                     .rev()
@@ -300,4 +340,62 @@ proptest! {
 #[should_panic(expected = "no entry found for key")]
 fn index_of_an_absent_key_panics() {
     let _ = DytisMap::from([(1_u64, 2)])[&3];
+}
+
+#[test]
+fn iterators_have_the_traits_of_std() {
+    fn ends<I: DoubleEndedIterator + FusedIterator + Debug + Send + Sync>() {}
+    fn exact<I: ExactSizeIterator + DoubleEndedIterator + FusedIterator + Debug + Send + Sync>() {}
+    fn shared<T: Send + Sync>() {}
+    type K = u64;
+    type V = String;
+    exact::<Iter<'_, K, V>>();
+    exact::<IterMut<'_, K, V>>();
+    exact::<IntoIter<K, V>>();
+    exact::<Keys<'_, K, V>>();
+    exact::<Values<'_, K, V>>();
+    exact::<ValuesMut<'_, K, V>>();
+    exact::<IntoKeys<K, V>>();
+    exact::<IntoValues<K, V>>();
+    ends::<Range<'_, K, V>>();
+    ends::<RangeMut<'_, K, V>>();
+    exact::<dytis::set::Iter<'_, K>>();
+    exact::<dytis::set::IntoIter<K>>();
+    ends::<dytis::set::Range<'_, K>>();
+    shared::<DytisMap<K, V>>();
+    shared::<DytisSet<K>>();
+}
+
+#[test]
+fn pairs_out_of_order_are_refused_with_their_position() {
+    let pairs = |keys: &[i32]| keys.iter().map(|&key| (key, ())).collect::<Vec<_>>();
+    for (keys, position) in [
+        (&[1, 0][..], 1),
+        (&[-5, 3, 3], 2),
+        (&[1, 2, 3, i32::MIN, 9], 3),
+    ] {
+        let expected = Err(Error::Unsorted { position });
+        assert_eq!(DytisMap::from_sorted_iter(pairs(keys)), expected);
+        let set = DytisSet::from_sorted_iter(keys.iter().copied());
+        assert_eq!(set, Err(Error::Unsorted { position }));
+    }
+    let long = (0..50_000_u64).chain([7]).map(|key| (key, key));
+    let error = DytisMap::from_sorted_iter(long).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "keys must strictly ascend, but the one at position 50000 is not above its predecessor"
+    );
+    // What a map holds counts as the predecessor, and what came before the fault stays.
+    let mut map = DytisMap::from([(10, ())]);
+    assert_eq!(
+        map.bulk_load(pairs(&[10, 11])),
+        Err(Error::Unsorted { position: 0 })
+    );
+    assert_eq!(
+        map.bulk_load(pairs(&[20, 30, 25])),
+        Err(Error::Unsorted { position: 2 })
+    );
+    assert!(map.keys().eq([10, 20, 30]));
+    map.bulk_load(pairs(&[])).unwrap();
+    assert_eq!(map.len(), 3);
 }

@@ -1,4 +1,4 @@
-//! Mixed operations against `BTreeMap` over every generator and key set.
+//! Mixed operations against `BTreeMap` over every generator and key set, and from random bytes.
 //!
 //! The debug test makes 20,000 operations per stream; the full run is
 //! `DYTIS_LONG_OPS=10000000 cargo test --release -p dytis --test long_run`, and `DYTIS_KEYS` names a
@@ -18,7 +18,9 @@ use std::net::Ipv4Addr;
 
 use dytis::{DytisBuilder, DytisMap, TotalF64};
 use keysets::{KEY_SETS, key_set};
-use ops::{TestKey, TestValue, Walk, check};
+use ops::{TestKey, TestValue, Walk, check, check_bytes};
+use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
 use streams::{STREAMS, Stream};
 
 fn steps() -> usize {
@@ -64,18 +66,28 @@ fn every_key_set() {
     }
 }
 
+/// Streams in default and in tiny maps, then random bytes as the fuzz target takes them, which also
+/// choose the map's parameters.
 fn check_type<K: TestKey, V: TestValue>() {
-    println!(
-        "{} to {}",
-        std::any::type_name::<K>(),
-        std::any::type_name::<V>()
-    );
+    let types = [std::any::type_name::<K>(), std::any::type_name::<V>()].join(" to ");
+    println!("{types}");
     let steps = (steps() / 4).min(500_000);
     for name in ["uniform", "dense_small", "power_runs", "ends"] {
         let keys = Stream::named(name).unwrap().keys(steps, 16);
         check::<K, V>(DytisMap::new(), &mut Walk::new(&keys, steps, 17));
         check::<K, V>(tiny(), &mut Walk::new(&keys, steps / 2, 18));
     }
+    let config = ProptestConfig {
+        cases: 40,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    };
+    let bytes = prop::collection::vec(any::<u8>(), 4..3000);
+    let outcome = TestRunner::new(config).run(&bytes, |bytes| {
+        check_bytes::<K, V>(&bytes);
+        Ok(())
+    });
+    outcome.unwrap_or_else(|error| panic!("{types}: {error}"));
 }
 
 #[test]

@@ -72,6 +72,43 @@ impl<K, V> IntoIter<K, V> {
     }
 }
 
+/// The methods of `Iterator` that are quicker than the default ones for pairs that come in the order of their keys, one each:
+/// both ends are a step away, and a fold goes bucket by bucket.
+macro_rules! in_key_order {
+    () => {
+        fn last(mut self) -> Option<Self::Item> {
+            self.next_back()
+        }
+
+        fn min(mut self) -> Option<Self::Item>
+        where
+            Self::Item: Ord,
+        {
+            self.next()
+        }
+
+        fn max(mut self) -> Option<Self::Item>
+        where
+            Self::Item: Ord,
+        {
+            self.next_back()
+        }
+
+        #[inline]
+        fn fold<B, F: FnMut(B, Self::Item) -> B>(self, init: B, mut f: F) -> B {
+            let mut state = Some(init);
+            self.walk.visit(|bits, value| {
+                state = state
+                    .take()
+                    .map(|state| f(state, (K::from_bits(bits), value)));
+                true
+            });
+            state.expect("every visit puts the state back")
+        }
+    };
+}
+pub(super) use in_key_order;
+
 macro_rules! walks {
     ($($name:ident $item:ty),*) => {$(
         impl<'a, K: Key, V> Iterator for $name<'a, K, V> {
@@ -89,33 +126,7 @@ macro_rules! walks {
                 (self.left, Some(self.left))
             }
 
-            fn last(mut self) -> Option<Self::Item> {
-                self.next_back()
-            }
-
-            fn min(mut self) -> Option<Self::Item>
-            where
-                Self::Item: Ord,
-            {
-                self.next()
-            }
-
-            fn max(mut self) -> Option<Self::Item>
-            where
-                Self::Item: Ord,
-            {
-                self.next_back()
-            }
-
-            #[inline]
-            fn fold<B, F: FnMut(B, Self::Item) -> B>(self, init: B, mut f: F) -> B {
-                let mut state = Some(init);
-                self.walk.visit(|bits, value| {
-                    state = state.take().map(|state| f(state, (K::from_bits(bits), value)));
-                    true
-                });
-                state.expect("every visit puts the state back")
-            }
+            in_key_order!();
         }
 
         impl<K: Key, V> DoubleEndedIterator for $name<'_, K, V> {

@@ -1,5 +1,6 @@
 //! Stretches of a map between two keys.
 
+use super::iter::in_key_order;
 use crate::Key;
 use crate::raw::walk::{Walk, WalkMut};
 use core::fmt;
@@ -34,19 +35,51 @@ pub(crate) fn bounds<K: Key>(range: &impl RangeBounds<K>) -> Option<(Option<u64>
     (low.unwrap_or(0) <= high.unwrap_or(u64::MAX)).then_some((low, high))
 }
 
-/// Iterator over a range of a map; from [`DytisMap::range`](crate::DytisMap::range).
-pub struct Range<'a, K, V> {
-    walk: Walk<'a, V>,
-    marker: PhantomData<K>,
+/// Stretches over a walk, which knows where it ends.
+macro_rules! ranges {
+    ($($(#[$doc:meta])* $name:ident over $walk:ident, yields $item:ty;)*) => {$(
+        $(#[$doc])*
+        pub struct $name<'a, K, V> {
+            walk: $walk<'a, V>,
+            marker: PhantomData<K>,
+        }
+
+        impl<'a, K, V> $name<'a, K, V> {
+            pub(super) fn new(walk: $walk<'a, V>) -> Self {
+                Self {
+                    walk,
+                    marker: PhantomData,
+                }
+            }
+        }
+
+        impl<'a, K: Key, V> Iterator for $name<'a, K, V> {
+            type Item = (K, $item);
+
+            #[inline]
+            fn next(&mut self) -> Option<Self::Item> {
+                self.walk.next().map(|(bits, value)| (K::from_bits(bits), value))
+            }
+
+            in_key_order!();
+        }
+
+        impl<K: Key, V> DoubleEndedIterator for $name<'_, K, V> {
+            #[inline]
+            fn next_back(&mut self) -> Option<Self::Item> {
+                self.walk.next_back().map(|(bits, value)| (K::from_bits(bits), value))
+            }
+        }
+
+        impl<K: Key, V> FusedIterator for $name<'_, K, V> {}
+    )*};
 }
 
-impl<'a, K, V> Range<'a, K, V> {
-    pub(super) fn new(walk: Walk<'a, V>) -> Self {
-        Self {
-            walk,
-            marker: PhantomData,
-        }
-    }
+ranges! {
+    /// Iterator over a range of a map; from [`DytisMap::range`](crate::DytisMap::range).
+    Range over Walk, yields &'a V;
+    /// Iterator over a range of a map, with values to change; from [`DytisMap::range_mut`](crate::DytisMap::range_mut).
+    RangeMut over WalkMut, yields &'a mut V;
 }
 
 #[cfg(feature = "rayon")]
@@ -69,73 +102,6 @@ impl<K: Key + fmt::Debug, V: fmt::Debug> fmt::Debug for Range<'_, K, V> {
     }
 }
 
-impl<'a, K: Key, V> Iterator for Range<'a, K, V> {
-    type Item = (K, &'a V);
-
-    #[inline]
-    fn next(&mut self) -> Option<Self::Item> {
-        self.walk
-            .next()
-            .map(|(bits, value)| (K::from_bits(bits), value))
-    }
-
-    fn last(mut self) -> Option<Self::Item> {
-        self.next_back()
-    }
-
-    fn min(mut self) -> Option<Self::Item>
-    where
-        Self::Item: Ord,
-    {
-        self.next()
-    }
-
-    fn max(mut self) -> Option<Self::Item>
-    where
-        Self::Item: Ord,
-    {
-        self.next_back()
-    }
-
-    #[inline]
-    fn fold<B, F: FnMut(B, Self::Item) -> B>(self, init: B, mut f: F) -> B {
-        let mut state = Some(init);
-        self.walk.visit(|bits, value| {
-            state = state
-                .take()
-                .map(|state| f(state, (K::from_bits(bits), value)));
-            true
-        });
-        state.expect("every visit puts the state back")
-    }
-}
-
-impl<K: Key, V> DoubleEndedIterator for Range<'_, K, V> {
-    #[inline]
-    fn next_back(&mut self) -> Option<Self::Item> {
-        self.walk
-            .next_back()
-            .map(|(bits, value)| (K::from_bits(bits), value))
-    }
-}
-
-impl<K: Key, V> FusedIterator for Range<'_, K, V> {}
-
-/// Iterator over a range of a map, with values to change; from [`DytisMap::range_mut`](crate::DytisMap::range_mut).
-pub struct RangeMut<'a, K, V> {
-    walk: WalkMut<'a, V>,
-    marker: PhantomData<K>,
-}
-
-impl<'a, K, V> RangeMut<'a, K, V> {
-    pub(super) fn new(walk: WalkMut<'a, V>) -> Self {
-        Self {
-            walk,
-            marker: PhantomData,
-        }
-    }
-}
-
 impl<K: Key + fmt::Debug, V: fmt::Debug> fmt::Debug for RangeMut<'_, K, V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list()
@@ -143,29 +109,3 @@ impl<K: Key + fmt::Debug, V: fmt::Debug> fmt::Debug for RangeMut<'_, K, V> {
             .finish()
     }
 }
-
-impl<'a, K: Key, V> Iterator for RangeMut<'a, K, V> {
-    type Item = (K, &'a mut V);
-
-    #[inline]
-    fn next(&mut self) -> Option<Self::Item> {
-        self.walk
-            .next()
-            .map(|(bits, value)| (K::from_bits(bits), value))
-    }
-
-    fn last(mut self) -> Option<Self::Item> {
-        self.next_back()
-    }
-}
-
-impl<K: Key, V> DoubleEndedIterator for RangeMut<'_, K, V> {
-    #[inline]
-    fn next_back(&mut self) -> Option<Self::Item> {
-        self.walk
-            .next_back()
-            .map(|(bits, value)| (K::from_bits(bits), value))
-    }
-}
-
-impl<K: Key, V> FusedIterator for RangeMut<'_, K, V> {}

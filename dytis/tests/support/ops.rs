@@ -18,7 +18,7 @@ use std::net::Ipv4Addr;
 use std::ops::Bound;
 
 use dytis::map::Entry;
-use dytis::{DytisMap, Key, TotalF64};
+use dytis::{DytisBuilder, DytisMap, Key, TotalF64};
 
 use super::streams::Rng;
 
@@ -232,7 +232,7 @@ const REMOVE: u8 = 24;
 /// # Panics
 ///
 /// At the first difference.
-pub fn check<K: TestKey, V: TestValue>(map: DytisMap<K, V>, source: &mut impl Source) {
+pub fn check<K: TestKey, V: TestValue>(map: DytisMap<K, V>, source: &mut dyn Source) {
     let mut pair = Pair {
         map,
         model: BTreeMap::new(),
@@ -253,6 +253,25 @@ pub fn check<K: TestKey, V: TestValue>(map: DytisMap<K, V>, source: &mut impl So
     pair.compare();
 }
 
+/// Runs a byte string: the first four bytes choose the map's parameters, the rest are the operations.
+///
+/// # Panics
+///
+/// At the first difference.
+pub fn check_bytes<K: TestKey, V: TestValue>(bytes: &[u8]) {
+    let Some((parameters, operations)) = bytes.split_first_chunk::<4>() else {
+        return;
+    };
+    let [capacity, buckets, threshold, slack] = parameters.map(usize::from);
+    let map = DytisBuilder::new()
+        .with_bucket_capacity(2 + capacity % 31)
+        .with_segment_buckets(2 + buckets % 63)
+        .with_utilization_threshold(threshold % 91)
+        .with_directory_slack(1 + slack % 64)
+        .build::<K, V>();
+    check(map.expect("parameters in range"), &mut Bytes(operations));
+}
+
 struct Pair<K, V> {
     map: DytisMap<K, V>,
     model: BTreeMap<K, V>,
@@ -262,7 +281,7 @@ struct Pair<K, V> {
     step: u64,
 }
 
-fn key<K: TestKey>(source: &mut impl Source) -> K {
+fn key<K: TestKey>(source: &mut dyn Source) -> K {
     K::of(source.key())
 }
 
@@ -273,7 +292,7 @@ fn hash(value: &impl Hash) -> u64 {
 }
 
 /// Bounds that `BTreeMap::range` takes.
-fn bounds<K: TestKey>(source: &mut impl Source) -> (Bound<K>, Bound<K>) {
+fn bounds<K: TestKey>(source: &mut dyn Source) -> (Bound<K>, Bound<K>) {
     let (a, b): (K, K) = (key(source), key(source));
     let (low, high) = (a.min(b), a.max(b));
     let from = match source.below(3) {
@@ -299,7 +318,7 @@ impl<K: TestKey, V: TestValue> Pair<K, V> {
         V::of(self.step)
     }
 
-    fn apply(&mut self, op: u8, source: &mut impl Source) {
+    fn apply(&mut self, op: u8, source: &mut dyn Source) {
         match op {
             INSERT..REMOVE => {
                 let (key, value) = (key(source), self.value());
@@ -333,7 +352,7 @@ impl<K: TestKey, V: TestValue> Pair<K, V> {
         }
     }
 
-    fn look_up(&mut self, source: &mut impl Source) {
+    fn look_up(&mut self, source: &mut dyn Source) {
         let key = key(source);
         assert_eq!(self.map.get(&key), self.model.get(&key));
         assert_eq!(self.map.contains_key(&key), self.model.contains_key(&key));
@@ -350,7 +369,7 @@ impl<K: TestKey, V: TestValue> Pair<K, V> {
         }
     }
 
-    fn entry(&mut self, op: u8, source: &mut impl Source) {
+    fn entry(&mut self, op: u8, source: &mut dyn Source) {
         let (key, value) = (key::<K>(source), self.value());
         let (entry, model) = (self.map.entry(key), self.model.entry(key));
         assert_eq!(entry.key(), *model.key());
@@ -433,7 +452,7 @@ impl<K: TestKey, V: TestValue> Pair<K, V> {
     }
 
     /// Some steps from both ends of a range.
-    fn walk_range(&mut self, source: &mut impl Source) {
+    fn walk_range(&mut self, source: &mut dyn Source) {
         let bounds = bounds::<K>(source);
         let (mut got, mut expected) = (self.map.range(bounds), self.model.range(bounds).map(owned));
         for _ in 0..source.below(48) {
@@ -449,7 +468,7 @@ impl<K: TestKey, V: TestValue> Pair<K, V> {
         }
     }
 
-    fn change_range(&mut self, source: &mut impl Source) {
+    fn change_range(&mut self, source: &mut dyn Source) {
         let bounds = bounds::<K>(source);
         let n = source.below(48);
         let (got, expected) = (
@@ -463,7 +482,7 @@ impl<K: TestKey, V: TestValue> Pair<K, V> {
         }
     }
 
-    fn scan(&mut self, source: &mut impl Source) {
+    fn scan(&mut self, source: &mut dyn Source) {
         let (from, n) = (key::<K>(source), source.below(150));
         let mut expected = self.model.range(from..).take(n).map(owned);
         let visited = self.map.scan(from, n, |key, value| {
@@ -477,7 +496,7 @@ impl<K: TestKey, V: TestValue> Pair<K, V> {
     }
 
     /// Back and forth around a gap.
-    fn cursor(&mut self, source: &mut impl Source) {
+    fn cursor(&mut self, source: &mut dyn Source) {
         let key = key::<K>(source);
         let (bound, lower) = (source.below(3), source.below(2) == 0);
         let bound = [
@@ -523,14 +542,14 @@ impl<K: TestKey, V: TestValue> Pair<K, V> {
         }
     }
 
-    fn get_many(&mut self, source: &mut impl Source) {
+    fn get_many(&mut self, source: &mut dyn Source) {
         let keys: Vec<K> = (0..source.below(40)).map(|_| key(source)).collect();
         let mut out = vec![None; keys.len()];
         self.map.get_many(&keys, &mut out);
         assert!(keys.iter().map(|key| self.model.get(key)).eq(out));
     }
 
-    fn extend(&mut self, op: u8, source: &mut impl Source) {
+    fn extend(&mut self, op: u8, source: &mut dyn Source) {
         let entries: Vec<(K, V)> = (0..source.below(40))
             .map(|_| (key(source), self.value()))
             .collect();
@@ -547,7 +566,7 @@ impl<K: TestKey, V: TestValue> Pair<K, V> {
 
     /// Operations on all entries.
     #[allow(clippy::too_many_lines, reason = "one arm per operation")]
-    fn whole(&mut self, op: u8, source: &mut impl Source) {
+    fn whole(&mut self, op: u8, source: &mut dyn Source) {
         match op % 14 {
             0 => self.compare(),
             1 => {
@@ -665,7 +684,7 @@ impl<K: TestKey, V: TestValue> Pair<K, V> {
     }
 
     /// Takes some entries out of a range, and may stop half-way.
-    fn extract(&mut self, source: &mut impl Source) {
+    fn extract(&mut self, source: &mut dyn Source) {
         let bounds = bounds::<K>(source);
         let (modulus, stop) = (1 + source.below(4) as u64, source.below(100));
         let pick = |key: &K, _: &mut V| key.to_bits().is_multiple_of(modulus);
