@@ -241,7 +241,7 @@ pub fn check<K: TestKey, V: TestValue>(map: DytisMap<K, V>, source: &mut dyn Sou
     };
     while let Some(op) = source.op() {
         pair.step += 1;
-        pair.work += 8;
+        pair.work += 2;
         pair.apply(op, source);
         assert_eq!(
             pair.map.len(),
