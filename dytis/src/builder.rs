@@ -66,8 +66,8 @@ impl DytisBuilder {
         self
     }
 
-    /// Directory slots per child, 1 to 64 (default 16), from which on a directory counts as sparse, so that a further level is
-    /// opened instead of doubling it.
+    /// Directory slots per child, 1 to 64 (default 16), that a directory may have (128 in any case); where keys are denser than these
+    /// tell apart, a further level is opened.
     #[must_use]
     pub const fn with_directory_slack(mut self, slots: usize) -> Self {
         self.directory_slack = slots;

@@ -21,18 +21,19 @@
 //! - Keys are grouped in their natural order, never scrambled: the "hash" of a key is the key. So a hash index can scan.
 //! - A **directory** has slots for equal parts of the key space; the logarithm of their number is its **global depth**. It
 //!   begins and ends where the keys do. Where keys are dense, a slot leads to a further directory.
-//! - A **segment** holds the keys of one or several neighbouring slots, in at most 64 sorted **buckets**; its **local depth** tells
-//!   how many slots share it. Segments are chained, so that a scan does not go back to the directory.
+//! - A **segment** holds the keys of a range, in at most 64 sorted **buckets**; a slot leads to the segment that holds the slot's
+//!   start, and the **local depth** tells how many slots lead to the same one. Segments are chained, so that a scan does not go back to
+//!   the directory, and a lookup whose slot leads a little too far left goes on to the right.
 //! - The segment's **remapping function** leads from a key to its bucket. It is kept as the exact quantiles of the segment's keys:
 //!   dense sub-ranges have more buckets.
 //!
 //! When a bucket overflows, a neighbour with room takes keys over (**remap**); or the segment, if it is emptier than the threshold
-//! `U_t`, is laid out anew (remap, too); or it gets a further bucket (**expand**); or, when it has 64, it is **split** at a slot's
-//! start, for which the directory may **double**. Removals undo all that and give memory back.
+//! `U_t`, is laid out anew (remap, too); or it gets a further bucket (**expand**); or, when it has 64, it is **split**,
+//! for which the directory may **double**. Removals undo all that and give memory back.
 //!
 //! # What to expect
-//! - An operation is a descent through the directories and a constant number of steps from there. The directories are few for most
-//!   keys; dense groups that appear one after the other at far-apart places may bring a level each.
+//! - An operation is a descent through the directories and a constant number of steps from there. There are one or two levels of
+//!   directories for most keys, and at most 11 whatever the keys are.
 //! - At most 24 bytes per `u64 -> u64` pair in maps of some size (32 where keys close in on one point), on all the sequences of
 //!   `tests/worst_cases.rs`: see [`DytisMap::memory_usage`] and [`DytisMap::stats`].
 //! - Every key of the key type is valid.

@@ -24,9 +24,8 @@ use core::ops::{Bound, RangeBounds};
 /// An ordered map with the face of [`BTreeMap`](alloc::collections::BTreeMap), for keys that embed into `u64`.
 ///
 /// Keys are yielded by value, since they are [`Copy`] and kept as bits. Complexities are stated for `n` pairs; "O(log n)" is
-/// the descent through the directories and a constant number of steps from there. The directories are few for most keys, but
-/// no bound is proven: dense groups that appear one after the other at far-apart places may bring a level each
-/// ([`Stats::levels`] tells). See the [crate's documentation](crate) for how it works.
+/// the descent through at most 11 levels of directories ([`Stats::levels`] tells; one or two for most keys) and a constant
+/// number of steps from there. See the [crate's documentation](crate) for how it works.
 ///
 /// # Examples
 /// ```

@@ -4,7 +4,7 @@
 //! length hold [`PAD`]; value places past it are uninitialised.
 
 use super::params::MAX_BUCKET_CAPACITY;
-use super::search::PAD;
+use super::search::{PAD, prefetch};
 use core::marker::PhantomData;
 use core::ptr;
 
@@ -59,6 +59,19 @@ impl<V> Bucket<V> {
     #[inline(always)]
     pub(crate) fn values(self) -> *mut V {
         self.0.wrapping_add(Shape::<V>::VALUES).cast()
+    }
+
+    /// Asks for the values before it is known which of them is wanted, if they are few lines: so their miss overlaps that of the
+    /// keys.
+    #[inline(always)]
+    pub(crate) fn prefetch_values(self) {
+        let bytes = Shape::<V>::SLOTS * size_of::<V>();
+        if bytes <= 256 {
+            let start = self.values().cast::<u8>();
+            for line in (0..bytes).step_by(64) {
+                prefetch(start.wrapping_add(line));
+            }
+        }
     }
 
     /// Where an unused block holds the number of the next one.

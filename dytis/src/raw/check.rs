@@ -1,9 +1,9 @@
 //! Tests of the structure against a plain model, with every invariant checked along the way.
 
 use super::RawMap;
-use super::directory::{Child, Slot};
+use super::directory::{CROWD, MAX_LEVELS, Slot};
 use super::params::Params;
-use super::search::{PAD, unflip};
+use super::search::{PAD, flip, unflip};
 use super::segment::{MAX_BUCKETS, Segment};
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -22,54 +22,61 @@ impl<V> RawMap<V> {
             assert_eq!(self.pool.used(), 0);
             return;
         }
-        let mut chain = Vec::new();
-        self.check_slot(self.root, 0, u64::MAX, &mut chain);
-        assert_eq!(chain.len(), self.segments);
-        assert_eq!(chain.first(), Some(&self.head));
-        assert_eq!(chain.last(), Some(&self.tail));
-        let (mut prev, mut len, mut buckets) = (core::ptr::null_mut(), 0, 0);
-        for (i, &segment) in chain.iter().enumerate() {
-            // SAFETY: segments reached over slots are live.
+        let (mut starts, mut prev, mut segment) = (Vec::new(), core::ptr::null_mut(), self.head);
+        let (mut len, mut buckets, mut start) = (0, 0, Some(0));
+        while !segment.is_null() {
+            // SAFETY: segments of the chain are live.
             unsafe {
                 assert_eq!((*segment).prev, prev);
-                assert_eq!(
-                    (*segment).next,
-                    chain.get(i + 1).copied().unwrap_or(core::ptr::null_mut())
+                let (low, high) = (
+                    start.expect("ranges follow each other"),
+                    unflip((*segment).high()),
                 );
+                assert!(low <= high);
+                self.check_segment(segment, low, high);
+                starts.push((low, segment));
                 len += (*segment).count as usize;
                 buckets += (*segment).buckets();
+                start = high.checked_add(1);
+                (prev, segment) = (segment, (*segment).next);
             }
-            prev = segment;
         }
+        assert_eq!(start, None, "the last segment ends with the keys");
+        assert_eq!((prev, starts.len()), (self.tail, self.segments));
         assert_eq!((len, buckets), (self.len, self.pool.used()));
+        Self::check_slot(self.root, (0, u64::MAX), 0, &starts);
+        assert!(self.stats().levels <= MAX_LEVELS);
     }
 
-    fn check_slot(&self, slot: Slot, low: u64, high: u64, chain: &mut Vec<*mut Segment>) {
-        match slot.child() {
-            Child::Segment(segment) => {
-                // SAFETY: as above.
-                unsafe { self.check_segment(segment, low, high) };
-                chain.push(segment);
-            }
-            Child::Directory(directory) => {
-                // SAFETY: as above.
-                let directory = unsafe { &*directory };
-                let (mut start, mut index, mut children) = (low, 0, 0);
-                for run in directory.slots().chunk_by(|a, b| a == b) {
-                    index += run.len();
-                    children += 1;
-                    let end = if index == directory.slots().len() {
-                        high
-                    } else {
-                        directory.start(index) - 1
-                    };
-                    assert!(start <= end, "runs of slots lie within the parent's");
-                    self.check_slot(run[0], start, end, chain);
-                    start = end.wrapping_add(1);
-                }
-                assert_eq!(children, directory.children());
-                assert!(children >= 2);
-            }
+    /// Checks what `slot` leads to, for keys in a range; `shift` is that of the directory above, 0 for none.
+    fn check_slot(
+        slot: Slot,
+        (start, end): (u64, u64),
+        shift: u32,
+        starts: &[(u64, *mut Segment)],
+    ) {
+        let inside = starts
+            .iter()
+            .filter(|&&(low, _)| start < low && low <= end)
+            .count();
+        let Some(directory) = slot.as_directory() else {
+            let first = starts[starts.partition_point(|&(low, _)| low <= start) - 1].1;
+            assert_eq!(
+                slot.as_segment(),
+                first,
+                "a slot leads to the segment of its start"
+            );
+            assert!(inside <= CROWD);
+            return;
+        };
+        // SAFETY: slots lead to live directories.
+        let directory = unsafe { &*directory };
+        assert_eq!(inside, directory.beginnings());
+        assert!(shift == 0 || directory.shift() + 6 <= shift || directory.shift() == 0);
+        for (index, &slot) in directory.slots().iter().enumerate() {
+            let range = (directory.start(index, start), directory.end(index, end));
+            assert!(range.0 <= range.1);
+            Self::check_slot(slot, range, directory.shift(), starts);
         }
     }
 
@@ -113,7 +120,8 @@ impl<V> RawMap<V> {
             }
         }
         assert_eq!(count, segment.count as usize);
-        assert!((segment.buckets() - 1..MAX_BUCKETS).all(|number| segment.bound(number) == PAD));
+        let end = flip(high);
+        assert!((segment.buckets() - 1..MAX_BUCKETS).all(|number| segment.bound(number) == end));
     }
 }
 
@@ -251,6 +259,21 @@ proptest! {
         let clone = raw.clone();
         clone.check();
         prop_assert_eq!(collect(&clone), collect(&raw));
+    }
+}
+
+#[test]
+fn a_falling_run_behind_a_gap() {
+    let params = Params {
+        bucket_capacity: 2,
+        segment_buckets: 5,
+        threshold: 0,
+        slack: 1,
+    };
+    let mut raw = RawMap::new(params);
+    for key in [132, 0, 15, 16].into_iter().chain((4046..=4096).rev()) {
+        raw.insert(key, key);
+        raw.check();
     }
 }
 

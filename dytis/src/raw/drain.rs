@@ -1,7 +1,7 @@
 //! Dropping a map, and taking it apart pair by pair, both safe against values whose `Drop` panics.
 
 use super::RawMap;
-use super::directory::{Child, Slot};
+use super::directory::Slot;
 use super::edge::Place;
 use alloc::boxed::Box;
 use core::ptr;
@@ -9,24 +9,16 @@ use core::ptr;
 impl<V> RawMap<V> {
     /// Frees segments and directories, and forgets the values.
     fn free_structure(&mut self) {
-        fn free(slot: Slot) {
-            if slot.is_empty() {
-                return;
-            }
-            match slot.child() {
-                // SAFETY: each segment and each directory is reached once, over the first slot of its run.
-                Child::Segment(segment) => unsafe { drop(Box::from_raw(segment)) },
-                Child::Directory(directory) => {
-                    // SAFETY: as above.
-                    let directory = unsafe { Box::from_raw(directory) };
-                    for run in directory.slots().chunk_by(|a, b| a == b) {
-                        free(run[0]);
-                    }
-                }
+        // SAFETY: each directory is reached once over its slot, each segment once over the chain, and none is used again.
+        unsafe {
+            self.root.free_directories();
+            let mut segment = self.head;
+            while !segment.is_null() {
+                segment = Box::from_raw(segment).next;
             }
         }
-        free(self.root);
         self.root = Slot::EMPTY;
+        (self.head, self.tail) = (ptr::null_mut(), ptr::null_mut());
         self.len = 0;
     }
 }

@@ -16,7 +16,7 @@
 //! - Keys ascend within a bucket, from bucket to bucket, and along the chain of siblings; each lies within its bucket's bounds
 //!   and its segment's slots.
 //! - No bucket is empty, and no segment, except while a pair is on its way in. An empty map has no segment.
-//! - Boundaries between the children of a directory are starts of slots.
+//! - A slot leads to the segment that holds its start; at most two segments begin inside a slot that leads to a segment.
 
 pub(crate) mod bucket;
 #[cfg(test)]
@@ -31,6 +31,7 @@ pub(crate) mod pool;
 pub(crate) mod remap;
 pub(crate) mod search;
 pub(crate) mod segment;
+mod split;
 pub(crate) mod stats;
 pub(crate) mod walk;
 
@@ -43,7 +44,6 @@ use self::search::{Arch, Base, Level, flip, level, prefetch};
 use self::segment::Segment;
 use self::stats::Counters;
 use alloc::boxed::Box;
-use alloc::vec::Vec;
 use core::mem;
 use core::ptr;
 
@@ -89,6 +89,37 @@ impl<V> RawMap<V> {
         usize::from(self.params.bucket_capacity).min(Shape::<V>::SLOTS)
     }
 
+    /// The segment that the directories lead to for `bits`: the one of the key, or one shortly before it.
+    ///
+    /// # Safety
+    /// The map is not empty.
+    #[inline(always)]
+    unsafe fn descend(&self, bits: u64) -> *mut Segment {
+        let mut slot = self.root;
+        while let Some(directory) = slot.as_directory() {
+            // SAFETY: slots of a map that is not empty lead to live directories.
+            slot = unsafe { (*directory).get(bits) };
+        }
+        slot.as_segment()
+    }
+
+    /// The segment of `key`, which is `segment` or a later one, and the number of its bucket.
+    ///
+    /// # Safety
+    /// `segment` is live, and the processor has `A`'s instruction set.
+    #[inline(always)]
+    unsafe fn remap<A: Arch>(mut segment: *mut Segment, key: i64) -> (*mut Segment, usize) {
+        loop {
+            // SAFETY: the chain's segments are live, and no key lies beyond the last one.
+            unsafe {
+                if let Some(number) = (*segment).remap::<A>(key) {
+                    return (segment, number);
+                }
+                segment = (*segment).next;
+            }
+        }
+    }
+
     /// The place of `bits`, and whether a pair is there; a gap otherwise.
     ///
     /// # Safety
@@ -98,16 +129,12 @@ impl<V> RawMap<V> {
         // SAFETY: slots of a map that is not empty lead to live directories and segments; `remap` yields one of the
         // segment's buckets, since the last bound is above every key.
         unsafe {
-            let mut slot = self.root;
-            while let Some(directory) = slot.as_directory() {
-                slot = (*directory).get(bits);
-            }
-            let segment = slot.as_segment();
             let key = flip(bits);
-            let number = (*segment).remap::<A>(key);
+            let (segment, number) = Self::remap::<A>(self.descend(bits), key);
             let bucket = self
                 .pool
                 .bucket(*(&raw const (*segment).ids).cast::<u32>().add(number));
+            bucket.prefetch_values();
             let pos = Self::rank_in_bucket::<A>(bucket, key);
             // `pos` may be one past the places; of the largest key only the length can tell it from padding.
             let found = pos < Shape::<V>::SLOTS
@@ -277,7 +304,7 @@ impl<V> RawMap<V> {
     fn insert_first(&mut self, bits: u64, value: V) -> *mut V {
         debug_assert!(self.root.is_empty(), "an empty map has no segment");
         let id = self.pool.acquire();
-        let segment = Box::into_raw(Box::new(Segment::new()));
+        let segment = Box::into_raw(Box::new(Segment::new(search::PAD)));
         // SAFETY: the segment was just made.
         unsafe { (*segment).insert_bucket(0, search::PAD, id, 0) };
         self.root = Slot::segment(segment);
@@ -326,14 +353,13 @@ impl<V> RawMap<V> {
         unsafe {
             let segment = &mut *place.segment;
             let len = segment.len(place.number);
-            let bits = place.key();
             let value = place.bucket.remove(len, place.pos);
             segment.lens[place.number] -= 1;
             segment.count -= 1;
             segment.latest.0 = u8::MAX;
             self.len -= 1;
             if (len - 1) * 2 < self.capacity() {
-                self.underflow(place, bits);
+                self.underflow(place);
             }
             value
         }
@@ -350,18 +376,14 @@ impl<V> RawMap<V> {
             let start = group * GROUP;
             let mut segments = [ptr::null_mut::<Segment>(); GROUP];
             for (i, segment) in segments[..out.len()].iter_mut().enumerate() {
-                let mut slot = self.root;
-                while let Some(directory) = slot.as_directory() {
-                    // SAFETY: slots lead to live directories.
-                    slot = unsafe { (*directory).get(bits(start + i)) };
-                }
-                *segment = slot.as_segment();
+                // SAFETY: the map is not empty.
+                *segment = unsafe { self.descend(bits(start + i)) };
                 prefetch(*segment);
             }
             for (i, &segment) in segments[..out.len()].iter().enumerate() {
                 // SAFETY: a live segment's function yields one of its buckets; the scalar path needs no instruction set.
                 unsafe {
-                    let number = (*segment).remap::<Base>(flip(bits(start + i)));
+                    let (segment, number) = Self::remap::<Base>(segment, flip(bits(start + i)));
                     let keys = self.pool.bucket((&(*segment).ids)[number]).keys();
                     for line in (0..Shape::<V>::SLOTS).step_by(8) {
                         prefetch(keys.add(line));
@@ -382,21 +404,5 @@ impl<V> RawMap<V> {
         let mut bytes = self.pool.memory_usage() + self.segments * size_of::<Segment>();
         self.each_directory(&mut |directory, _| bytes += directory.memory_usage());
         bytes
-    }
-}
-
-/// The directories on the way to a key, from the root down.
-type Path = Vec<*mut directory::Directory>;
-
-impl<V> RawMap<V> {
-    fn path(&self, bits: u64) -> Path {
-        let mut path = Path::new();
-        let mut slot = self.root;
-        while let Some(directory) = slot.as_directory() {
-            path.push(directory);
-            // SAFETY: slots lead to live directories.
-            slot = unsafe { (*directory).get(bits) };
-        }
-        path
     }
 }

@@ -14,7 +14,7 @@ pub(crate) struct Params {
     pub(crate) segment_buckets: u8,
     /// `U_t` of the paper, in per cent: a fuller segment expands, an emptier one is remapped.
     pub(crate) threshold: u8,
-    /// Directory slots allowed per child before a directory is called sparse and a further level is opened instead.
+    /// Directory slots that a child may have.
     pub(crate) slack: u8,
 }
 
@@ -25,9 +25,4 @@ impl Params {
         threshold: 66,
         slack: 16,
     };
-
-    /// The most slots that a directory with `children` children may have.
-    pub(crate) fn slot_budget(self, children: usize) -> usize {
-        usize::from(self.slack) * (children + 4)
-    }
 }

@@ -6,14 +6,12 @@
 //! 2. **remap the segment**: it is emptier than `U_t`: lay its pairs evenly over fewer buckets.
 //! 3. **expand**: a further bucket. It takes the upper half; what lies behind the new key, if keys come in a run; nothing, if the
 //!    new key is beyond the bucket's end. Loads in order thus leave full buckets behind.
-//! 4. **split** the segment, when it has all its buckets (see [`super::directory`]).
+//! 4. **split** the segment, when it has all its buckets (see [`super::split`]).
 
-use super::directory::{Child, Cut, Directory, Far, Placement, Slot};
+use super::RawMap;
 use super::edge::Place;
-use super::search::{PAD, flip, unflip};
+use super::search::{flip, unflip};
 use super::segment::Segment;
-use super::{Path, RawMap};
-use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 impl<V> RawMap<V> {
@@ -78,7 +76,7 @@ impl<V> RawMap<V> {
                 return self.locate(bits).0;
             }
             if buckets == usize::from(self.params.segment_buckets) {
-                self.split(place, bits);
+                self.split(place, bits, rising, falling);
                 return self.locate(bits).0;
             }
             self.expand(place, bits, rising, falling)
@@ -203,7 +201,7 @@ impl<V> RawMap<V> {
                 return false;
             }
             self.counters.remaps += 1;
-            let mut new = Segment::new();
+            let mut new = Segment::new(old.high());
             let (mut source, mut taken) = (0, 0);
             for number in 0..needed {
                 let target_len = count * (number + 1) / needed - count * number / needed;
@@ -234,7 +232,7 @@ impl<V> RawMap<V> {
                     let previous = self.pool.bucket(new.ids[number - 1]);
                     new.set_bound(number - 1, previous.key(new.len(number - 1) - 1));
                 }
-                new.insert_bucket(number, PAD, id, len);
+                new.insert_bucket(number, old.high(), id, len);
             }
             (new.count, new.prev, new.next) = (old.count, old.prev, old.next);
             *segment = new;
@@ -242,220 +240,13 @@ impl<V> RawMap<V> {
         }
     }
 
-    /// Splits a segment that has all its buckets, at a key that a directory slot can start with.
-    #[inline(never)]
-    unsafe fn split(&mut self, place: Place<V>, bits: u64) {
-        // SAFETY: the segment is live and none of its buckets is empty.
-        unsafe {
-            let cut = self.cut(place, bits);
-            let segment = place.segment;
-            let old = Slot::segment(segment);
-            let path = self.path(bits);
-            self.counters.splits += 1;
-
-            let Some((&parent, above)) = path.split_last() else {
-                self.nest(&path, &cut, round_within(&cut), segment, bits);
-                return;
-            };
-            let budget = self.params.slot_budget((*parent).children() + 1);
-            match (*parent).place(&cut, budget) {
-                Placement::Slot(boundary, halved) => {
-                    self.counters.doublings += u64::from(halved);
-                    let right = self.divide(segment, boundary);
-                    (*parent).divide(old, boundary, old, Slot::segment(right));
-                }
-                Placement::Nest(boundary) => self.nest(&path, &cut, boundary, segment, bits),
-                Placement::Reroot(far) => self.reroot(parent, above, &cut, far, segment, bits),
-            }
-        }
-    }
-
-    /// Splits a segment at `boundary` and gives its halves a directory of their own, at the end of `path`.
-    unsafe fn nest(
-        &mut self,
-        path: &[*mut Directory],
-        cut: &Cut,
-        boundary: u64,
-        segment: *mut Segment,
-        bits: u64,
-    ) {
-        // SAFETY: the segment is live and `path` leads to it, says the caller.
-        unsafe {
-            let right = Slot::segment(self.divide(segment, boundary));
-            let nested = Directory::new(boundary, width_within(cut), Slot::segment(segment), right);
-            self.replace_above(path, bits, Slot::directory(nested));
-        }
-    }
-
-    /// Splits a segment at the edge of `parent` whose boundary is far from it: at a slot of the closest directory above that
-    /// reaches so far, or else of a new one above all that do not.
-    unsafe fn reroot(
-        &mut self,
-        mut parent: *mut Directory,
-        mut above: &[*mut Directory],
-        cut: &Cut,
-        mut far: Far,
-        segment: *mut Segment,
-        bits: u64,
-    ) {
-        // SAFETY: the path's directories are live. The segment is the outermost child of `parent`, and `parent` of each
-        // directory that it is replaced by, so what is beyond the boundary can leave them all at once.
-        unsafe {
-            let beyond_end = far.beyond_end;
-            let mut slot = None;
-            while let Some((&grand, rest)) = above.split_last() {
-                let budget = self.params.slot_budget((*grand).children() + 1);
-                match (*grand).place(cut, budget) {
-                    Placement::Slot(boundary, halved) => {
-                        self.counters.doublings += u64::from(halved);
-                        slot = Some((grand, boundary));
-                        break;
-                    }
-                    Placement::Reroot(further) if further.beyond_end == beyond_end => {
-                        (parent, above, far) = (grand, rest, further);
-                    }
-                    Placement::Nest(_) | Placement::Reroot(_) => break,
-                }
-            }
-            let boundary = slot.map_or(far.boundary, |(_, boundary)| boundary);
-            let inner = Slot::directory(parent);
-            let right = Slot::segment(self.divide(segment, boundary));
-            // The half that the old directory's range reaches stays in it.
-            let (left, right) = if beyond_end {
-                (inner, right)
-            } else {
-                Self::replace_innermost(parent, bits, right);
-                (Slot::segment(segment), inner)
-            };
-            if let Some((grand, _)) = slot {
-                (*grand).divide(inner, boundary, left, right);
-            } else {
-                let outer = Directory::new(boundary, far.shift, left, right);
-                self.replace_above(above, bits, Slot::directory(outer));
-            }
-        }
-    }
-
-    /// Puts `child` in the place of the segment that the way from `directory` to `bits` leads to.
-    unsafe fn replace_innermost(mut directory: *mut Directory, bits: u64, child: Slot) {
-        // SAFETY: slots lead to live directories.
-        unsafe {
-            while let Some(inner) = (*directory).get(bits).as_directory() {
-                directory = inner;
-            }
-            (*directory).replace(bits, child);
-        }
-    }
-
-    /// Puts `child` where the way along `path` to `bits` leads.
-    unsafe fn replace_above(&mut self, path: &[*mut Directory], bits: u64, child: Slot) {
-        match path.last() {
-            // SAFETY: a path's directories are live.
-            Some(&parent) => unsafe { (*parent).replace(bits, child) },
-            None => self.root = child,
-        }
-    }
-
-    /// Between which keys a segment may be split: its quartiles, or close to the end where a load in order arrives.
-    unsafe fn cut(&self, place: Place<V>, bits: u64) -> Cut {
-        // SAFETY: the segment is live, has at least two buckets, and none of them is empty.
-        unsafe {
-            let segment = &*place.segment;
-            let buckets = segment.buckets();
-            let first = |number| self.place(place.segment, number, 0).key();
-            let last = |number| {
-                self.place(place.segment, number, segment.len(number) - 1)
-                    .key()
-            };
-            if segment.next.is_null()
-                && place.number == buckets - 1
-                && place.pos == segment.len(place.number)
-            {
-                return Cut {
-                    above: last(buckets - 1 - buckets / 8),
-                    upto: bits,
-                    wish: bits,
-                };
-            }
-            if segment.prev.is_null() && place.number == 0 && place.pos == 0 {
-                return Cut {
-                    above: bits,
-                    upto: first(buckets / 8),
-                    wish: bits,
-                };
-            }
-            let low = (buckets / 4).saturating_sub(1);
-            let high = (buckets * 3 / 4).clamp(low + 1, buckets - 1);
-            Cut {
-                above: last(low),
-                upto: first(high),
-                wish: first((buckets / 2).clamp(low + 1, high)),
-            }
-        }
-    }
-
-    /// Moves the pairs from `boundary` on into a new segment and returns it. One of the two may be left with an empty bucket, if the
-    /// pair on its way belongs there.
-    unsafe fn divide(&mut self, segment: *mut Segment, boundary: u64) -> *mut Segment {
-        let right = Box::into_raw(Box::new(Segment::new()));
-        // SAFETY: both segments are live; the bucket that the boundary falls into is shared out.
-        unsafe {
-            let key = flip(boundary);
-            let last = |number| {
-                self.pool
-                    .bucket((&(*segment).ids)[number])
-                    .key((*segment).len(number) - 1)
-            };
-            // The first bucket that holds keys from the boundary on.
-            let mut number = 0;
-            while number < (*segment).buckets() && last(number) < key {
-                number += 1;
-            }
-            if number < (*segment).buckets() {
-                let len = (*segment).len(number);
-                let bucket = self.pool.bucket((&(*segment).ids)[number]);
-                let pos = (0..len).take_while(|&pos| bucket.key(pos) < key).count();
-                if pos > 0 {
-                    let id = self.pool.acquire();
-                    self.pool.bucket(id).take(0, 0, bucket, len, pos, len - pos);
-                    // A header has no place for a bucket more, so the right part goes over at once.
-                    (*right).insert_bucket(0, PAD, id, len - pos);
-                    (*right).count = (len - pos) as u32;
-                    (*segment).lens[number] = pos as u8;
-                    (*segment).count -= (len - pos) as u32;
-                    let bound = (*segment).bound(number);
-                    number += 1;
-                    (*segment).move_buckets(number, &mut *right, bound);
-                } else {
-                    (*segment).move_buckets(number, &mut *right, PAD);
-                }
-            }
-            for half in [segment, right] {
-                if (*half).buckets() == 0 {
-                    let id = self.pool.acquire();
-                    (*half).insert_bucket(0, PAD, id, 0);
-                }
-            }
-            let next = (*segment).next;
-            ((*right).prev, (*right).next) = (segment, next);
-            if next.is_null() {
-                self.tail = right;
-            } else {
-                (*next).prev = right;
-            }
-            (*segment).next = right;
-            self.segments += 1;
-        }
-        right
-    }
-
     /// After a removal from a bucket that is less than half full: merges it with a neighbour, and segments likewise.
     ///
     /// # Safety
-    /// `place` is where the pair of `bits` was.
+    /// `place` is where a pair was.
     #[cold]
     #[inline(never)]
-    pub(super) unsafe fn underflow(&mut self, place: Place<V>, bits: u64) {
+    pub(super) unsafe fn underflow(&mut self, place: Place<V>) {
         // SAFETY: the segment and its buckets are live; merged pairs fit, as the sums say.
         unsafe {
             let capacity = self.capacity();
@@ -482,9 +273,8 @@ impl<V> RawMap<V> {
                     .take(into_len, into_len, from.bucket, from_len, 0, from_len);
                 (*segment).lens[left] += from_len as u8;
                 let bound = (*segment).bound(left + 1);
-                let last = left + 2 == (*segment).buckets();
                 let id = (*segment).remove_bucket(left + 1);
-                (*segment).set_bound(left, if last { PAD } else { bound });
+                (*segment).set_bound(left, bound);
                 self.pool.release(id);
                 self.counters.merges += 1;
             } else if (*segment).buckets() > 1 {
@@ -492,82 +282,16 @@ impl<V> RawMap<V> {
                 self.pool.release(id);
                 self.counters.merges += 1;
             } else {
-                let path = self.path(bits);
                 self.pool.release((*segment).ids[0]);
-                self.unlink(place.segment, &path, bits);
+                let start = Self::start(segment);
+                self.unlink(segment, start);
                 self.compact();
                 return;
             }
             if (*segment).buckets() <= usize::from(self.params.segment_buckets) / 4 {
-                self.merge_segment(place.segment, bits);
+                self.merge_segment(segment);
             }
             self.compact();
-        }
-    }
-
-    /// Joins a small segment with a small neighbour in the same directory.
-    unsafe fn merge_segment(&mut self, segment: *mut Segment, bits: u64) {
-        // SAFETY: slots lead to live segments; neighbours in a directory are neighbours in the chain.
-        unsafe {
-            let path = self.path(bits);
-            let Some(&parent) = path.last() else { return };
-            let limit = usize::from(self.params.segment_buckets) / 2;
-            let run = (*parent).run((*parent).index(bits));
-            let slots = (*parent).slots();
-            let left = run.start.checked_sub(1).map(|i| slots[i]);
-            let right = slots.get(run.end).copied();
-            let buckets = (*segment).buckets();
-            let fits = |slot: Option<Slot>| match slot.map(Slot::child) {
-                Some(Child::Segment(other)) if (*other).buckets() + buckets <= limit => Some(other),
-                _ => None,
-            };
-            let (into, from) = if let Some(left) = fits(left) {
-                (left, segment)
-            } else if let Some(right) = fits(right) {
-                (segment, right)
-            } else {
-                return;
-            };
-            let last = self.place(
-                into,
-                (*into).buckets() - 1,
-                (*into).len((*into).buckets() - 1) - 1,
-            );
-            let bound = last.bucket.key(last.pos);
-            let first = self.place(from, 0, 0).key();
-            (*from).move_buckets(0, &mut *into, bound);
-            self.counters.merges += 1;
-            // `from` is taken out; the slots of the right one of the two go to its left neighbour, which is `into`.
-            self.unlink(from, &path, first);
-        }
-    }
-
-    /// Takes a segment that has no more pairs out of the chain and of its directory, and frees it.
-    unsafe fn unlink(&mut self, segment: *mut Segment, path: &Path, bits: u64) {
-        // SAFETY: the segment is live and nothing points to it afterwards.
-        unsafe {
-            let (prev, next) = ((*segment).prev, (*segment).next);
-            if prev.is_null() {
-                self.head = next;
-            } else {
-                (*prev).next = next;
-            }
-            if next.is_null() {
-                self.tail = prev;
-            } else {
-                (*next).prev = prev;
-            }
-            match path.split_last() {
-                None => self.root = Slot::EMPTY,
-                Some((&parent, above)) => {
-                    if let Some(only) = (*parent).absorb(bits) {
-                        self.replace_above(above, bits, only);
-                        drop(Box::from_raw(parent));
-                    }
-                }
-            }
-            drop(Box::from_raw(segment));
-            self.segments -= 1;
         }
     }
 
@@ -598,15 +322,4 @@ impl<V> RawMap<V> {
         // SAFETY: all residents have been moved.
         unsafe { self.pool.end_evacuation(victim) };
     }
-}
-
-/// Logarithm of a slot's width for a new directory: some quarters of what the keys around the cut span.
-fn width_within(cut: &Cut) -> u32 {
-    ((cut.upto - cut.above).ilog2() + 1).min(63)
-}
-
-/// The roundest key within a cut.
-fn round_within(cut: &Cut) -> u64 {
-    let bit = (cut.above ^ cut.upto).ilog2();
-    (cut.upto >> bit) << bit
 }

@@ -176,12 +176,15 @@ pub(crate) fn level() -> Level {
     return Level::Avx512;
     #[cfg(all(
         target_arch = "x86_64",
+        target_feature = "avx2",
+        target_feature = "popcnt",
+        not(target_feature = "avx512f")
+    ))]
+    return Level::Avx2;
+    #[cfg(all(
+        target_arch = "x86_64",
         feature = "std",
-        not(all(
-            target_feature = "avx512f",
-            target_feature = "avx2",
-            target_feature = "popcnt"
-        ))
+        not(all(target_feature = "avx2", target_feature = "popcnt"))
     ))]
     if std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("popcnt")
     {
@@ -191,14 +194,6 @@ pub(crate) fn level() -> Level {
             Level::Avx2
         };
     }
-    #[cfg(all(
-        target_arch = "x86_64",
-        not(feature = "std"),
-        target_feature = "avx2",
-        target_feature = "popcnt",
-        not(target_feature = "avx512f")
-    ))]
-    return Level::Avx2;
     #[allow(unreachable_code, reason = "some builds have answered above")]
     Level::Base
 }

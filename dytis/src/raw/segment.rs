@@ -7,7 +7,7 @@
 //! are one vector comparison. Moving a bound is a remap; adding one is an expansion.
 
 use super::pool::BucketId;
-use super::search::{Arch, PAD, prefetch};
+use super::search::{Arch, prefetch};
 use core::ptr;
 
 /// The most buckets that a segment can have.
@@ -20,7 +20,7 @@ const PIECE: usize = 8;
 pub(crate) struct Segment {
     /// The last bound of each piece.
     pieces: [i64; MAX_BUCKETS / PIECE],
-    /// Largest key that belongs to each bucket; `PAD`, the largest of all, from the last bucket on.
+    /// Largest key that belongs to each bucket; from the last bucket on, the segment's own largest.
     bounds: [i64; MAX_BUCKETS],
     pub(crate) ids: [BucketId; MAX_BUCKETS],
     /// Pairs per bucket; none is empty unless it is the only one or about to be filled.
@@ -36,11 +36,11 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
-    /// A segment without buckets.
-    pub(crate) fn new() -> Self {
+    /// A segment without buckets, for keys up to `high`.
+    pub(crate) fn new(high: i64) -> Self {
         Self {
-            pieces: [PAD; MAX_BUCKETS / PIECE],
-            bounds: [PAD; MAX_BUCKETS],
+            pieces: [high; MAX_BUCKETS / PIECE],
+            bounds: [high; MAX_BUCKETS],
             ids: [0; MAX_BUCKETS],
             lens: [0; MAX_BUCKETS],
             buckets: 0,
@@ -51,18 +51,34 @@ impl Segment {
         }
     }
 
-    /// The remapping function: the bucket that `key` belongs to.
+    /// The remapping function: the bucket that `key` belongs to, or `None` if `key` lies beyond the segment's end.
     ///
     /// # Safety
     /// The processor has `A`'s instruction set.
     #[inline(always)]
-    pub(crate) unsafe fn remap<A: Arch>(&self, key: i64) -> usize {
-        // SAFETY: both arrays are long enough: the last piece's bound is `PAD`, so `piece` is below 8.
+    pub(crate) unsafe fn remap<A: Arch>(&self, key: i64) -> Option<usize> {
+        // SAFETY: both arrays are long enough, since `piece` is below 8.
         unsafe {
             let piece = A::rank::<{ MAX_BUCKETS / PIECE }>(self.pieces.as_ptr(), key);
+            if piece == MAX_BUCKETS / PIECE {
+                return None;
+            }
             prefetch(self.ids.as_ptr().add(piece * PIECE));
-            piece * PIECE + A::rank::<PIECE>(self.bounds.as_ptr().add(piece * PIECE), key)
+            Some(piece * PIECE + A::rank::<PIECE>(self.bounds.as_ptr().add(piece * PIECE), key))
         }
+    }
+
+    /// The largest key that belongs to the segment.
+    #[inline(always)]
+    pub(crate) fn high(&self) -> i64 {
+        self.pieces[MAX_BUCKETS / PIECE - 1]
+    }
+
+    /// Moves the end of the segment.
+    pub(crate) fn set_high(&mut self, high: i64) {
+        let last = self.buckets().saturating_sub(1);
+        self.bounds[last..].fill(high);
+        self.refresh_pieces(last);
     }
 
     pub(crate) fn buckets(&self) -> usize {
@@ -100,7 +116,7 @@ impl Segment {
         }
     }
 
-    /// Puts a bucket before the one at `at`.
+    /// Puts a bucket before the one at `at`; behind the last one, its bound must be the segment's.
     pub(crate) fn insert_bucket(&mut self, at: usize, bound: i64, id: BucketId, len: usize) {
         let end = self.buckets();
         self.bounds.copy_within(at..end, at + 1);
@@ -108,7 +124,6 @@ impl Segment {
         self.lens.copy_within(at..end, at + 1);
         (self.bounds[at], self.ids[at], self.lens[at]) = (bound, id, len as u8);
         self.buckets += 1;
-        self.bounds[end] = PAD;
         self.refresh_pieces(at);
         self.latest.0 = u8::MAX;
     }
@@ -122,40 +137,33 @@ impl Segment {
         self.lens.copy_within(at + 1..end, at);
         self.buckets -= 1;
         self.lens[end - 1] = 0;
-        self.bounds[end - 1] = PAD;
         if end >= 2 {
-            self.bounds[end - 2] = PAD;
+            self.bounds[end - 2] = self.high();
         }
         self.refresh_pieces(at.saturating_sub(1));
         self.latest.0 = u8::MAX;
         id
     }
 
-    /// Moves the buckets from `at` on behind those of `to`, whose last bound becomes `bound`.
-    pub(crate) fn move_buckets(&mut self, at: usize, to: &mut Self, bound: i64) {
+    /// Moves the buckets from `at` on, and the range that goes with them, behind those of `to`.
+    pub(crate) fn move_buckets(&mut self, at: usize, to: &mut Self) {
         let (start, moved) = (to.buckets(), self.buckets() - at);
-        if start > 0 {
-            to.bounds[start - 1] = bound;
-        }
         let (from, into) = (at..at + moved, start..start + moved);
+        let high = self.high();
         to.bounds[into.clone()].copy_from_slice(&self.bounds[from.clone()]);
         to.ids[into.clone()].copy_from_slice(&self.ids[from.clone()]);
-        to.lens[into].copy_from_slice(&self.lens[from.clone()]);
+        to.lens[into.clone()].copy_from_slice(&self.lens[from.clone()]);
         to.buckets += moved as u8;
-        self.lens[from.clone()].fill(0);
-        self.bounds[from].fill(PAD);
+        to.set_high(high);
+        self.lens[from].fill(0);
         self.buckets = at as u8;
         if at > 0 {
-            self.bounds[at - 1] = PAD;
+            self.set_high(self.bounds[at - 1]);
         }
-        let moved_pairs: u32 = to.lens[start..start + moved]
-            .iter()
-            .map(|&len| u32::from(len))
-            .sum();
+        let moved_pairs: u32 = to.lens[into].iter().map(|&len| u32::from(len)).sum();
         to.count += moved_pairs;
         self.count -= moved_pairs;
         to.refresh_pieces(0);
-        self.refresh_pieces(0);
         (self.latest.0, to.latest.0) = (u8::MAX, u8::MAX);
     }
 }

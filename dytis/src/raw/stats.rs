@@ -1,7 +1,7 @@
 //! Counters of structure changes, and the walk that gathers depths.
 
 use super::RawMap;
-use super::directory::{Child, Directory, Slot};
+use super::directory::{Directory, Slot};
 
 /// Structure changes since the map was made.
 #[derive(Clone, Copy, Debug, Default)]
@@ -41,7 +41,7 @@ pub struct Stats {
     pub min_local_depth: u32,
     /// Largest local depth of a segment.
     pub max_local_depth: u32,
-    /// Mean local depth of the segments.
+    /// Mean local depth of the segments that slots lead to.
     pub mean_local_depth: f64,
     /// Segments.
     pub segments: usize,
@@ -57,7 +57,7 @@ pub struct Stats {
     pub expansions: u64,
     /// Splits of segments so far.
     pub splits: u64,
-    /// Doublings of directories so far.
+    /// Times that a directory was doubled, extended or nested so far.
     pub doublings: u64,
     /// Merges of buckets or segments so far.
     pub merges: u64,
@@ -102,44 +102,36 @@ impl<V> RawMap<V> {
         }
         stats.min_local_depth = u32::MAX;
         let mut sum = 0;
-        gather(self.root, 0, 0, &mut stats, &mut sum);
-        if self.segments == 0 {
+        if self.root.is_empty() {
             stats.min_local_depth = 0;
         } else {
-            stats.mean_local_depth = sum as f64 / self.segments as f64;
+            let runs = gather(self.root, 0, 0, &mut stats, &mut sum);
+            stats.mean_local_depth = sum as f64 / runs as f64;
         }
         stats
     }
 }
 
-/// Adds what is below `slot`, whose run of slots gives it the local depth `local`.
-fn gather(slot: Slot, local: u32, level: usize, stats: &mut Stats, sum: &mut u64) {
-    if slot.is_empty() {
-        return;
-    }
-    match slot.child() {
-        Child::Segment(_) => {
-            stats.min_local_depth = stats.min_local_depth.min(local);
-            stats.max_local_depth = stats.max_local_depth.max(local);
-            *sum += u64::from(local);
-        }
-        Child::Directory(directory) => {
-            // SAFETY: slots lead to live directories.
-            let slots = unsafe { (*directory).slots() };
-            let depth = slots.len().next_power_of_two().ilog2();
-            stats.directories += 1;
-            stats.slots += slots.len();
-            stats.levels = stats.levels.max(level + 1);
-            stats.global_depth = stats.global_depth.max(local + depth);
-            for run in slots.chunk_by(|a, b| a == b) {
-                gather(
-                    run[0],
-                    local + depth - run.len().ilog2().min(depth),
-                    level + 1,
-                    stats,
-                    sum,
-                );
-            }
-        }
-    }
+/// Adds what is below `slot`, whose run of slots gives it the local depth `local`; returns how many segments were added.
+fn gather(slot: Slot, local: u32, level: usize, stats: &mut Stats, sum: &mut u64) -> usize {
+    let Some(directory) = slot.as_directory() else {
+        stats.min_local_depth = stats.min_local_depth.min(local);
+        stats.max_local_depth = stats.max_local_depth.max(local);
+        *sum += u64::from(local);
+        return 1;
+    };
+    // SAFETY: slots lead to live directories.
+    let slots = unsafe { (*directory).slots() };
+    let depth = slots.len().next_power_of_two().ilog2();
+    stats.directories += 1;
+    stats.slots += slots.len();
+    stats.levels = stats.levels.max(level + 1);
+    stats.global_depth = stats.global_depth.max(local + depth);
+    slots
+        .chunk_by(|a, b| a == b)
+        .map(|run| {
+            let local = local + depth - run.len().ilog2().min(depth);
+            gather(run[0], local, level + 1, stats, sum)
+        })
+        .sum()
 }
