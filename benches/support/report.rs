@@ -142,6 +142,14 @@ impl FromStr for Report {
                 continue;
             }
             if line.starts_with('|') {
+                // Stream, map and number of threads.
+                let place = |row: &str| {
+                    row.split('|')
+                        .take(4)
+                        .map(str::to_owned)
+                        .collect::<Vec<_>>()
+                };
+                report.threads.retain(|row| place(row) != place(line));
                 report.threads.push(line.to_owned());
                 continue;
             }
@@ -183,66 +191,58 @@ impl Report {
         subjects.map(row).collect()
     }
 
-    /// Ratios, memory and latencies of the subject, for the README.
+    /// Ratios, memory and latencies of the first group, and the threads, for the README.
     pub fn summary(&self) -> String {
         let mut out = format!("{}\n", self.headers.join("; "));
-        for group in self.groups() {
-            let rows = self.rows(group);
-            for (rival, name) in RIVALS {
-                if rows.iter().any(|row| row.rival(rival).is_some()) {
-                    ratio_table(
-                        &mut out,
-                        group,
-                        &format!("over {name}"),
-                        &rows,
-                        |row, phase| {
-                            let rival = row.rival(rival)?;
-                            Some((row.ratio(rival, phase), None))
-                        },
-                    );
-                }
-            }
-            if rows.iter().any(|row| row.others.len() > 1) {
-                ratio_table(
-                    &mut out,
-                    group,
-                    "over the best rival",
-                    &rows,
-                    |row, phase| {
-                        let best = row.best(phase)?;
-                        Some((row.ratio(best, phase), Some(best.index.clone())))
-                    },
-                );
-            }
-            footprint_table(&mut out, group, &rows);
-        }
+        self.comparison(&mut out, self.groups()[0]);
         if !self.threads.is_empty() {
             let title = "Threads: Mops/s of all together";
-            heading(&mut out, title, "map", &["threads", "Load", "C", "A"]);
+            heading(&mut out, title, &["map", "threads", "Load", "C", "A"]);
             out.push_str(&self.threads.join("\n"));
             out.push('\n');
         }
         out
     }
 
-    /// Every number.
+    /// The same of all other groups, and every speed.
     pub fn full(&self) -> String {
         let mut out = format!("{}\n", self.headers.join("; "));
+        for group in &self.groups()[1..] {
+            self.comparison(&mut out, group);
+        }
         for group in self.groups() {
-            heading(&mut out, &format!("{group}: Mops/s"), "map", &PHASES);
-            let rows = self.rows(group);
-            for cell in rows
-                .iter()
-                .flat_map(|row| [row.subject].into_iter().chain(row.others.clone()))
-            {
-                let _ = write!(out, "| {} | {} |", cell.stream, cell.index);
-                for speed in cell.speeds {
-                    let _ = write!(out, " {speed:.2} |");
+            let columns = [&["map"][..], &PHASES].concat();
+            heading(&mut out, &format!("{group}: Mops/s"), &columns);
+            for row in self.rows(group) {
+                for cell in [row.subject].iter().chain(&row.others) {
+                    let _ = write!(out, "| {} | {} |", cell.stream, cell.index);
+                    for speed in cell.speeds {
+                        let _ = write!(out, " {speed:.2} |");
+                    }
+                    out.push('\n');
                 }
-                out.push('\n');
             }
         }
         out
+    }
+
+    fn comparison(&self, out: &mut String, group: &str) {
+        let rows = self.rows(group);
+        for (rival, name) in RIVALS {
+            let title = format!("{group}: speed over {name}'s");
+            ratio_table(out, &title, &rows, |row, phase| {
+                let rival = row.rival(rival)?;
+                Some((row.ratio(rival, phase), None))
+            });
+        }
+        if rows.iter().any(|row| row.others.len() > RIVALS.len()) {
+            let title = format!("{group}: speed over the best rival's");
+            ratio_table(out, &title, &rows, |row, phase| {
+                let best = row.best(phase)?;
+                Some((row.ratio(best, phase), Some(best.index.clone())))
+            });
+        }
+        footprint_table(out, group, &rows);
     }
 
     /// The ratios to the two rivals that every stream has. First group only.
@@ -263,30 +263,24 @@ impl Report {
     }
 }
 
-fn heading(out: &mut String, title: &str, second: &str, columns: &[&str]) {
-    let second = if second.is_empty() {
-        String::new()
-    } else {
-        format!(" {second} |")
-    };
-    let count = columns.len() + usize::from(!second.is_empty()) + 1;
+/// The head of a table whose first column is the stream.
+fn heading(out: &mut String, title: &str, columns: &[&str]) {
     let _ = writeln!(
         out,
-        "\n**{title}**\n\n| stream |{second} {} |\n|{}",
+        "\n**{title}**\n\n| stream | {} |\n|---|{}",
         columns.join(" | "),
-        "---|".repeat(count)
+        "---|".repeat(columns.len())
     );
 }
 
 /// Ratios per stream, losses in bold, and their geometric means.
 fn ratio_table(
     out: &mut String,
-    group: &str,
     title: &str,
     rows: &[Row<'_>],
     ratio: impl Fn(&Row<'_>, usize) -> Option<(f64, Option<String>)>,
 ) {
-    heading(out, &format!("{group}: speed {title}"), "", &PHASES);
+    heading(out, title, &PHASES);
     for row in rows {
         let _ = write!(out, "| {} |", row.subject.stream);
         for phase in 0..PHASES.len() {
@@ -324,7 +318,7 @@ fn footprint_table(out: &mut String, group: &str, rows: &[Row<'_>]) {
         "p99.9: dytis, brie, std",
         "longest: dytis, brie, std",
     ];
-    heading(out, &title, "", &columns);
+    heading(out, &title, &columns);
     for row in rows {
         let _ = write!(out, "| {} | {} |", row.subject.stream, row.subject.keys);
         let cells = [Some(row.subject), row.rival("brie"), row.rival("std")];

@@ -6,10 +6,12 @@
 #     dytis/scripts/table.sh render RESULTS     # into dytis/README.md, dytis/docs/speed.svg and docs/BENCHMARKS.md
 #
 # RESULTS is a file that grows by a line for each map and stream; of two lines of the same the later counts. KEYS is the number of
-# keys of the large streams (10000000). DYTIS_TABLE and DYTIS_THREADS name the benches where they are built already.
+# keys of the large streams (10000000), OPS that of operations in a phase (2000000). DYTIS_TABLE and DYTIS_THREADS name the benches
+# where they are built already.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 keys=${KEYS:-10000000}
+ops=${OPS:-2000000}
 chunks=11
 # Some rivals choose their instructions when they are compiled.
 export RUSTFLAGS=${RUSTFLAGS:--C target-cpu=native}
@@ -24,7 +26,7 @@ table() {
     local group=$1 streams=$2 keys=$3 indexes=$4
     shift 4
     bench dytis_table "${DYTIS_TABLE:-}" --group "$group" --streams "$streams" --keys "$keys" --indexes "$indexes" \
-        --results "$results" "$@"
+        --results "$results" --ops "$ops" "$@"
 }
 
 # The two rivals that are worth it everywhere, and a third for some; all of them on fewer keys.
@@ -38,14 +40,14 @@ chunk() {
     5) table "Large streams" review "$keys" "$three" ;;
     6) table "Large streams" timestamp "$keys" "$four" ;;
     7) table "Large streams" adversarial "$keys" "$three" ;;
-    8) table "More rivals" uniform,timestamp $((keys / 10)) "$four,skiplist,scc,congee" ;;
+    8) table "More rivals" uniform,timestamp $((keys / 10)) "$four,skiplist,scc,congee" --ops $((ops / 4)) ;;
     9)
         table "Worst cases" ascending,descending,seconds,micros,nanos,dense_small,prefix48,power_runs,hot_point,ends,sawtooth \
-            $((keys / 10)) "$three" --rounds 3
+            $((keys / 10)) "$three" --ops $((ops / 2))
         ;;
     10) table "Key sets" nyc_time,nyc_plane,phone_prefix,cities_lonlat,cities_geonameid "$keys" "$three" --rounds 3 ;;
     11)
-        bench dytis_threads "${DYTIS_THREADS:-}" --streams uniform,timestamp --keys $((keys / 5)) --rounds 1 --out "$results"
+        bench dytis_threads "${DYTIS_THREADS:-}" --streams uniform,timestamp --keys $((keys / 10)) --ops "$ops" --rounds 3 --out "$results"
         ;;
     *)
         echo "expected a chunk from 1 to $chunks, got $1" >&2
