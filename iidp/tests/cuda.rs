@@ -33,7 +33,7 @@ fn devices_that_communicate_by_themselves_train_like_those_that_go_through_the_h
     let layouts = vec![WorkerLayout::new(2, 2, 1), WorkerLayout::new(2, 1, 3)];
     let config = || ExecutorConfig::new(layouts.clone()).with_devices(devices.clone());
     let (expected, _) = run(config(), GPT, 10, 3e-3);
-    let ends = DeviceCommunicator::group(&devices, Duration::from_secs(60)).unwrap();
+    let ends = DeviceCommunicator::group(&devices, Duration::from_mins(1)).unwrap();
     let ends = ends
         .into_iter()
         .map(|end| Box::new(end) as Box<dyn Communicator>);

@@ -126,7 +126,7 @@ fn with_overlap_buckets_are_reduced_beside_the_backward_passes() {
     // A slow rank, so that there is something to hide behind on a fast machine too.
     for depth in [1, 2] {
         let layouts = vec![WorkerLayout::new(1, 2, 2), WorkerLayout::new(1, 1, 2)];
-        let ends = LocalCommunicator::group(2, Duration::from_secs(60)).unwrap();
+        let ends = LocalCommunicator::group(2, Duration::from_mins(1)).unwrap();
         let ends = ends
             .into_iter()
             .map(|end| Box::new(Slow(Box::new(end))) as Box<dyn Communicator>);
