@@ -300,7 +300,7 @@ impl TryFrom<SavedEma> for EmaEstimator {
         let mut ema = Self::new(s.decay)?;
         require(
             (0.0..=1.0).contains(&s.remaining),
-            "remaining",
+            "weight of the start in a saved moving average",
             "in [0, 1]",
             s.remaining,
         )?;

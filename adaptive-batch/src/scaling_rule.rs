@@ -131,7 +131,7 @@ impl LearningRate {
     pub fn new(base_rate: f64, base_batch: u64, rule: ScalingRule) -> Result<Self> {
         require(
             base_rate > 0.0 && base_rate.is_finite(),
-            "base rate",
+            "base learning rate",
             "positive and finite",
             base_rate,
         )?;

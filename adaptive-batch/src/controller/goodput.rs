@@ -51,7 +51,10 @@ impl ThroughputModel {
     /// # Errors
     /// [`Error::Parameter`] for negative times, a beta of 0, no replica or no sample.
     pub fn new(alpha: f64, beta: f64, sync: f64, replicas: u64, most_samples: u64) -> Result<Self> {
-        for (name, time) in [("alpha", alpha), ("sync", sync)] {
+        for (name, time) in [
+            ("alpha of the throughput model", alpha),
+            ("sync of the throughput model", sync),
+        ] {
             require(
                 time >= 0.0 && time.is_finite(),
                 name,
@@ -61,7 +64,7 @@ impl ThroughputModel {
         }
         require(
             beta > 0.0 && beta.is_finite(),
-            "beta",
+            "beta of the throughput model",
             "above 0 seconds per sample",
             beta,
         )?;
@@ -87,7 +90,12 @@ impl ThroughputModel {
     /// # Errors
     /// [`Error::Parameter`] unless in [1, 10], the range that Pollux fits.
     pub fn overlap(mut self, gamma: f64) -> Result<Self> {
-        require((1.0..=10.0).contains(&gamma), "gamma", "in [1, 10]", gamma)?;
+        require(
+            (1.0..=10.0).contains(&gamma),
+            "overlap exponent gamma",
+            "in [1, 10]",
+            gamma,
+        )?;
         self.gamma = gamma;
         Ok(self)
     }

@@ -1,232 +1,23 @@
 //! Measures micro-batch gradients while they are accumulated.
 
-use std::collections::BTreeMap;
+mod config;
+mod previous;
+mod step;
+
 use std::ops::Range;
 
+pub use config::{MeterConfig, MicroBatch, Weighting};
+
+use self::config::{check_adam, check_scale, check_weighting};
+use self::previous::Previous;
+use self::step::{Measurement, Step};
 use crate::element::{AccumulatorElement, Element};
 use crate::error::{Error, GradientOf, Result, require};
 use crate::fused::{self, Adam};
 use crate::gather::Gather;
 use crate::half_split::HalfSplit;
 use crate::layout::{Placement, Segment, Shard};
-use crate::stats::{HalfSums, MicroBatchStats, PreviousSums};
-
-/// One micro-batch: its index within this replica's step and its number of samples.
-///
-/// Indices only have to differ from each other within a step on one replica; all ranks of a replica use the same.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MicroBatch {
-    /// Index within the step.
-    pub index: u64,
-    /// Samples b_k.
-    pub samples: u64,
-}
-
-/// What the gradients passed to the meter are and with which weight they are accumulated; with g_k the *mean* gradient
-/// over the b_k samples of micro-batch k and B the samples of the whole batch over all replicas.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub enum Weighting {
-    /// Passed: g_k. Accumulator: `acc += g_k`, so it ends as `sum_k g_k`; divide the all-reduced sum by K. Only right
-    /// if all micro-batches of all replicas have the same size, which is checked.
-    #[default]
-    Equal,
-    /// Passed: g_k. Accumulator: `acc += b_k g_k`, so it ends as `sum_k b_k g_k`; divide the all-reduced sum by B.
-    Samples,
-    /// Passed: g_k. Accumulator: `acc += (b_k / B) g_k`, with this B: the all-reduced sum is the mean gradient.
-    Fraction {
-        /// Samples B of the whole batch, over all replicas.
-        batch: u64,
-    },
-    /// Passed: the sum over the samples, b_k g_k. Accumulator: `acc += b_k g_k` as it is; divide the all-reduced sum by B.
-    Sum,
-}
-
-impl Weighting {
-    /// Factor on the gradient that is passed.
-    fn factor(self, samples: u64) -> f64 {
-        match self {
-            Self::Equal | Self::Sum => 1.0,
-            Self::Samples => samples as f64,
-            // As f32, which is what multiplies the gradient.
-            Self::Fraction { batch } => f64::from((samples as f64 / batch as f64) as f32),
-        }
-    }
-
-    /// Factor on the mean gradient that ends up in the accumulator.
-    fn weight(self, samples: u64) -> f64 {
-        match self {
-            Self::Sum => samples as f64,
-            _ => self.factor(samples),
-        }
-    }
-}
-
-/// Options of a [`GradientMeter`].
-///
-/// # Examples
-/// ```
-/// use adaptive_batch::{MeterConfig, Placement, Shard, Weighting};
-/// let meter = MeterConfig::new([Shard::new("bucket 0", 1_000), Shard::new("bucket 1", 24)])
-///     .placement(Placement::data_parallel(1, 4)?)
-///     .weighting(Weighting::Fraction { batch: 256 })
-///     .build()?;
-/// assert_eq!(meter.shards().len(), 2);
-/// # Ok::<(), adaptive_batch::Error>(())
-/// ```
-#[derive(Debug, Clone)]
-pub struct MeterConfig {
-    shards: Vec<Shard>,
-    placement: Placement,
-    weighting: Weighting,
-    loss_scale: f64,
-    guard: bool,
-    keep_previous: bool,
-    adam: Option<Adam>,
-}
-
-impl MeterConfig {
-    /// A meter for one rank that holds these shards, whole and alone until [`placement`](Self::placement) says otherwise.
-    pub fn new(shards: impl IntoIterator<Item = Shard>) -> Self {
-        Self {
-            shards: shards.into_iter().collect(),
-            placement: Placement::single(),
-            weighting: Weighting::default(),
-            loss_scale: 1.0,
-            guard: false,
-            keep_previous: false,
-            adam: None,
-        }
-    }
-
-    /// Where the rank stands.
-    #[must_use]
-    pub const fn placement(mut self, placement: Placement) -> Self {
-        self.placement = placement;
-        self
-    }
-
-    /// What the gradients are and how they are accumulated; [`Weighting::Equal`] by default.
-    #[must_use]
-    pub const fn weighting(mut self, weighting: Weighting) -> Self {
-        self.weighting = weighting;
-        self
-    }
-
-    /// The factor on the loss that the gradients still carry (mixed precision); the statistics are divided by its square.
-    #[must_use]
-    pub const fn loss_scale(mut self, scale: f64) -> Self {
-        self.loss_scale = scale;
-        self
-    }
-
-    /// Looks at each gradient *before* it is added, so that a NaN or infinite one leaves the accumulator as it was.
-    ///
-    /// Off by default: the accumulator then receives such values as it would by plain accumulation, the meter refuses
-    /// the gradient all the same, and the step is lost to the accumulator (as with every loss scaler). On, the gradient is read
-    /// twice, which about halves the speed of accumulation.
-    #[must_use]
-    pub const fn guard(mut self, guard: bool) -> Self {
-        self.guard = guard;
-        self
-    }
-
-    /// Keeps this rank's share of the summed gradient until the next step, for batches that consist of one micro-batch.
-    ///
-    /// A batch of K = 1 tells nothing about the noise. With the previous step's gradient at hand the two steps are taken
-    /// for two micro-batches, and the estimate is flagged. Costs one `f32` per counted element divided by the replicas.
-    #[must_use]
-    pub const fn keep_previous(mut self, keep: bool) -> Self {
-        self.keep_previous = keep;
-        self
-    }
-
-    /// Measures p = g / (sqrt(v / correction) + eps) instead of g, v being Adam's second moment and `correction` its
-    /// bias correction 1 - beta2^t: the noise that the optimizer sees. What is accumulated stays g.
-    #[must_use]
-    pub const fn adam(mut self, eps: f64, correction: f64) -> Self {
-        self.adam = Some(Adam { eps, correction });
-        self
-    }
-
-    /// Builds the meter.
-    ///
-    /// # Errors
-    /// [`Error::Parameter`] or [`Error::OutOfShard`] for parameter ranges that overlap or leave their shard, a loss
-    /// scale that is not positive, a batch of 0 samples, or Adam's eps below 0 or correction outside (0, 1].
-    pub fn build(self) -> Result<GradientMeter> {
-        check_scale(self.loss_scale)?;
-        check_weighting(self.weighting)?;
-        if let Some(adam) = self.adam {
-            check_adam(adam)?;
-        }
-        require(!self.shards.is_empty(), "shards", "at least one", "none")?;
-        let segments = self
-            .shards
-            .iter()
-            .map(|shard| shard.segments(self.placement))
-            .collect::<Result<Vec<_>>>()?;
-        let mut counted = 0u64;
-        for segment in segments.iter().flatten().filter(|s| s.counted) {
-            counted = counted
-                .checked_add(segment.range.len() as u64)
-                .ok_or(Error::Overflow {
-                    what: "number of parameters",
-                })?;
-        }
-        if self.keep_previous && self.adam.is_some() {
-            return Err(Error::Option {
-                call: "keep_previous",
-                needs: "a meter without `adam`, whose measure changes from step to step",
-            });
-        }
-        let previous = self.keep_previous.then(|| Previous::new(self.shards.len()));
-        let shards = self.shards.len();
-        Ok(GradientMeter {
-            config: self,
-            segments,
-            counted,
-            step: Step::new(shards),
-            previous,
-        })
-    }
-}
-
-fn check_scale(scale: f64) -> Result<()> {
-    require(
-        scale > 0.0 && scale.is_finite(),
-        "loss scale",
-        "positive and finite",
-        scale,
-    )
-}
-
-fn check_weighting(weighting: Weighting) -> Result<()> {
-    match weighting {
-        Weighting::Fraction { batch } => require(
-            batch > 0,
-            "batch of the weighting",
-            "at least one sample",
-            batch,
-        ),
-        _ => Ok(()),
-    }
-}
-
-fn check_adam(adam: Adam) -> Result<()> {
-    require(
-        adam.eps >= 0.0 && adam.eps.is_finite(),
-        "Adam's eps",
-        "at least 0",
-        adam.eps,
-    )?;
-    require(
-        adam.correction > 0.0 && adam.correction <= 1.0,
-        "Adam's bias correction",
-        "in (0, 1]",
-        adam.correction,
-    )
-}
+use crate::stats::{HalfSums, MicroBatchStats};
 
 /// Measures the gradients of one rank over a step, while it accumulates them.
 ///
@@ -285,42 +76,6 @@ pub struct GradientMeter {
     previous: Option<Previous>,
 }
 
-/// What one step has measured so far.
-#[derive(Debug)]
-struct Step {
-    micro_batches: BTreeMap<u64, Measurement>,
-    sums: Vec<ShardSum>,
-}
-
-impl Step {
-    fn new(shards: usize) -> Self {
-        Self {
-            micro_batches: BTreeMap::new(),
-            sums: vec![ShardSum::default(); shards],
-        }
-    }
-}
-
-#[derive(Debug)]
-struct Measurement {
-    samples: u64,
-    /// |g|^2 of each shard as it was passed. Kept apart until the end and added in the order of the shards, so that the
-    /// result does not depend on the order in which they came.
-    norms: Vec<Option<f64>>,
-}
-
-#[derive(Debug, Clone, Default)]
-struct ShardSum {
-    /// Parts of the shard that were measured, with their squared norms, in the order of their start.
-    parts: Vec<(Range<usize>, f64)>,
-    elements: u64,
-    /// Whether the whole shard was passed, of which this rank took its share.
-    whole: bool,
-    halves: HalfSums,
-    previous_norm_sq: f64,
-    previous_dot: f64,
-}
-
 /// The part of a shard of `len` elements whose sum the rank measures when all replicas hold the whole sum.
 fn share(len: usize, placement: Placement) -> Range<usize> {
     let cut = |i: usize| (len as u128 * i as u128 / placement.replicas() as u128) as usize;
@@ -328,6 +83,22 @@ fn share(len: usize, placement: Placement) -> Range<usize> {
 }
 
 impl GradientMeter {
+    fn new(
+        config: MeterConfig,
+        segments: Vec<Vec<Segment>>,
+        counted: u64,
+        previous: Option<Previous>,
+    ) -> Self {
+        let step = Step::new(config.shards.len());
+        Self {
+            config,
+            segments,
+            counted,
+            step,
+            previous,
+        }
+    }
+
     /// The shards of this rank.
     pub fn shards(&self) -> &[Shard] {
         &self.config.shards
@@ -354,32 +125,14 @@ impl GradientMeter {
         grad: &[G],
     ) -> Result<()> {
         self.no_adam("accumulate")?;
-        self.check_gradient(shard, micro_batch, grad.len())?;
-        self.check_len(shard, "accumulator", acc.len())?;
-        if self.config.guard {
-            self.check_finite(shard, GradientOf::MicroBatch(micro_batch.index), grad)?;
-        }
-        let factor = self.config.weighting.factor(micro_batch.samples);
-        let mut norm_sq = 0.0;
-        let mut others = 0.0;
-        for segment in &self.segments[shard] {
-            let (acc, grad) = (
-                &mut acc[segment.range.clone()],
-                &grad[segment.range.clone()],
-            );
+        self.accumulate_with(shard, micro_batch, acc, grad, |_, acc, grad, factor| {
             #[expect(clippy::float_cmp, reason = "exactly 1 is the plain addition")]
-            let part = if factor == 1.0 {
-                fused::accumulate_and_measure(acc, grad)?
+            if factor == 1.0 {
+                fused::accumulate_and_measure(acc, grad)
             } else {
-                fused::accumulate_scaled_and_measure(acc, grad, factor)?
-            };
-            if segment.counted {
-                norm_sq += part;
-            } else {
-                others += part;
+                fused::accumulate_scaled_and_measure(acc, grad, factor)
             }
-        }
-        self.record(shard, micro_batch, norm_sq, norm_sq + others, grad)
+        })
     }
 
     /// Measures the gradient of one micro-batch without accumulating it: for executors whose accumulation is out of reach.
@@ -416,24 +169,35 @@ impl GradientMeter {
         second_moment: &[f32],
     ) -> Result<()> {
         let adam = self.adam("accumulate_preconditioned")?;
+        self.check_shard(shard)?;
+        self.check_len(shard, "second moment", second_moment.len())?;
+        self.accumulate_with(shard, micro_batch, acc, grad, |range, acc, grad, factor| {
+            let v = &second_moment[range];
+            Ok(fused::accumulate_preconditioned(acc, grad, v, adam, factor))
+        })
+    }
+
+    /// Adds and measures a gradient segment by segment: `pass` gets the segment's range in the shard, its part of the
+    /// accumulator and of the gradient, and the weight, and returns the squared norm.
+    fn accumulate_with<A: AccumulatorElement, G: Element>(
+        &mut self,
+        shard: usize,
+        micro_batch: MicroBatch,
+        acc: &mut [A],
+        grad: &[G],
+        pass: impl Fn(Range<usize>, &mut [A], &[G], f64) -> Result<f64>,
+    ) -> Result<()> {
         self.check_gradient(shard, micro_batch, grad.len())?;
         self.check_len(shard, "accumulator", acc.len())?;
-        self.check_len(shard, "second moment", second_moment.len())?;
         if self.config.guard {
             self.check_finite(shard, GradientOf::MicroBatch(micro_batch.index), grad)?;
         }
         let factor = self.config.weighting.factor(micro_batch.samples);
-        let mut norm_sq = 0.0;
-        let mut others = 0.0;
+        let (mut norm_sq, mut others) = (0.0, 0.0);
         for segment in &self.segments[shard] {
             let range = segment.range.clone();
-            let part = fused::accumulate_preconditioned(
-                &mut acc[range.clone()],
-                &grad[range.clone()],
-                &second_moment[range],
-                adam,
-                factor,
-            );
+            let (acc, grad) = (&mut acc[range.clone()], &grad[range.clone()]);
+            let part = pass(range, acc, grad, factor)?;
             if segment.counted {
                 norm_sq += part;
             } else {
@@ -637,111 +401,13 @@ impl GradientMeter {
     }
 
     fn own_stats(&self) -> Result<MicroBatchStats> {
-        if self.step.micro_batches.is_empty() {
-            return Err(Error::NoMicroBatch);
-        }
-        let mut samples = 0u64;
-        let (mut s1, mut weight, mut weight_sq_per_sample) = (0.0, 0.0, 0.0);
-        for (&index, measurement) in &self.step.micro_batches {
-            let mut norm_sq = 0.0;
-            for (norm, shard) in measurement.norms.iter().zip(&self.config.shards) {
-                norm_sq += norm.ok_or_else(|| Error::MissingShard {
-                    shard: shard.name().to_owned(),
-                    micro_batch: index,
-                })?;
-            }
-            let b = measurement.samples as f64;
-            // Norms are of what was passed: the mean gradient, or b times it.
-            s1 += if self.config.weighting == Weighting::Sum {
-                norm_sq / b
-            } else {
-                norm_sq * b
-            };
-            let w = self.config.weighting.weight(measurement.samples);
-            weight += w;
-            weight_sq_per_sample += w * w / b;
-            samples = samples
-                .checked_add(measurement.samples)
-                .ok_or(Error::Overflow {
-                    what: "number of samples",
-                })?;
-        }
-        if let Weighting::Fraction { batch } = self.config.weighting
-            && (samples > batch || (self.config.placement.replicas() == 1 && samples < batch))
-        {
-            return Err(Error::BatchTotal {
-                expected: batch,
-                got: samples,
-            });
-        }
-        let sums = &self.step.sums;
-        if sums.iter().any(|sum| sum.whole) {
-            for (sum, shard) in sums.iter().zip(&self.config.shards) {
-                if !sum.whole && sum.parts.is_empty() && !shard.is_empty() {
-                    return Err(Error::MissingSum {
-                        shard: shard.name().to_owned(),
-                    });
-                }
-            }
-        }
-        let micro_batches = self.step.micro_batches.len() as u64;
-        let measured = self
-            .counted
-            .checked_mul(micro_batches)
-            .ok_or(Error::Overflow {
-                what: "number of measured elements",
-            })?;
-        let scale_sq = self.config.loss_scale * self.config.loss_scale;
-        let leads = self.config.placement.leads_replica();
-        let if_leads = |x: f64| if leads { x } else { 0.0 };
-        let count_if_leads = |x: u64| if leads { x } else { 0 };
-        let summed = sums.iter().map(|s| s.elements).sum();
-        Ok(MicroBatchStats {
-            micro_batches: count_if_leads(micro_batches),
-            samples: count_if_leads(samples),
-            replicas: count_if_leads(1),
-            parameters: self.counted,
-            measured,
-            summed,
-            weight: if_leads(weight),
-            weight_sq_per_sample: if_leads(weight_sq_per_sample),
-            s1: s1 / scale_sq,
-            s2: sums
-                .iter()
-                .flat_map(|s| &s.parts)
-                .map(|(_, norm_sq)| norm_sq)
-                .sum::<f64>()
-                / scale_sq,
-            halves: HalfSums {
-                elements: sums.iter().map(|s| s.halves.elements).sum(),
-                first_sq: sums.iter().map(|s| s.halves.first_sq).sum::<f64>() / scale_sq,
-                second_sq: sums.iter().map(|s| s.halves.second_sq).sum::<f64>() / scale_sq,
-                dot: sums.iter().map(|s| s.halves.dot).sum::<f64>() / scale_sq,
-            },
-            previous: match &self.previous {
-                Some(previous) if previous.valid => PreviousSums {
-                    elements: summed,
-                    samples: count_if_leads(previous.samples),
-                    weight: if_leads(previous.weight),
-                    norm_sq: sums.iter().map(|s| s.previous_norm_sq).sum(),
-                    dot: sums.iter().map(|s| s.previous_dot).sum(),
-                },
-                _ => PreviousSums::default(),
-            },
-        })
+        self.step
+            .stats(&self.config, self.counted, self.previous.as_ref())
     }
 
     fn next_step(&mut self, own: &MicroBatchStats) {
         if let Some(previous) = &mut self.previous {
-            previous.samples = own.samples;
-            previous.weight = own.weight;
-            previous.valid = true;
-            for kept in &mut previous.shards {
-                kept.retain(|k| k.fresh);
-                for k in kept {
-                    k.fresh = false;
-                }
-            }
+            previous.next_step(own.samples, own.weight);
         }
         self.step = Step::new(self.config.shards.len());
     }
@@ -978,72 +644,4 @@ impl GradientMeter {
 fn intersection(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
     let start = a.start.max(b.start);
     start..a.end.min(b.end).max(start)
-}
-
-/// This rank's part of the summed gradient of the step before, for batches of one micro-batch.
-#[derive(Debug)]
-struct Previous {
-    shards: Vec<Vec<Kept>>,
-    samples: u64,
-    weight: f64,
-    /// Whether what is kept is one step's gradient, whole.
-    valid: bool,
-}
-
-#[derive(Debug)]
-struct Kept {
-    range: Range<usize>,
-    /// Loss scale taken out.
-    gradient: Vec<f32>,
-    /// Written in the current step.
-    fresh: bool,
-}
-
-impl Previous {
-    fn new(shards: usize) -> Self {
-        Self {
-            shards: (0..shards).map(|_| Vec::new()).collect(),
-            samples: 0,
-            weight: 0.0,
-            valid: false,
-        }
-    }
-
-    /// Puts `part` in the place of what was kept of the step before; returns that one's squared norm and the dot product
-    /// of both over the `counted` runs (zero where nothing was kept).
-    fn exchange<G: Element>(
-        &mut self,
-        shard: usize,
-        range: &Range<usize>,
-        part: &[G],
-        counted: &[Range<usize>],
-        loss_scale: f64,
-    ) -> (f64, f64) {
-        let kept = &mut self.shards[shard];
-        let (mut norm_sq, mut dot) = (0.0, 0.0);
-        let place = if let Some(i) = kept.iter().position(|k| k.range == *range) {
-            for run in counted {
-                for (old, new) in kept[i].gradient[run.clone()].iter().zip(&part[run.clone()]) {
-                    norm_sq += f64::from(*old) * f64::from(*old);
-                    dot += f64::from(*old) * new.to_f64() / loss_scale;
-                }
-            }
-            &mut kept[i]
-        } else {
-            // The layout of the parts changed, or this is the first step.
-            self.valid = false;
-            kept.push(Kept {
-                range: range.clone(),
-                gradient: vec![0.0; part.len()],
-                fresh: false,
-            });
-            let last = kept.len() - 1;
-            &mut kept[last]
-        };
-        for (old, new) in place.gradient.iter_mut().zip(part) {
-            *old = (new.to_f64() / loss_scale) as f32;
-        }
-        place.fresh = true;
-        (norm_sq, dot)
-    }
 }
