@@ -1,11 +1,13 @@
 //! Several forecasters as one.
 
+use std::collections::VecDeque;
+
 use super::{BatchForecast, DampedHolt, Forecaster, GaussianProcess, History, Persistence};
 use crate::error::{Result, require};
 
 /// Averages its members' forecasts in the log domain, weighted by the inverse of their recent absolute errors to the eighth power:
 /// near-equals are averaged, which cancels some of their errors, and one that is a third worse has a tenth of the say. The first member is
-/// the base line that the others have to beat while there are few observations.
+/// the base line that the others have to beat while there are few observations: clearly where these are rough, barely where they are smooth.
 ///
 /// # Examples
 /// ```
@@ -21,6 +23,8 @@ use crate::error::{Result, require};
 pub struct Ensemble {
     history: History,
     members: Vec<Member>,
+    /// The newest observations in log units, by which roughness is judged.
+    recent: VecDeque<f64>,
 }
 
 #[derive(Debug)]
@@ -32,8 +36,16 @@ struct Member {
 
 /// Power of the inverse errors.
 const POWER: i32 = 8;
-/// Members after the first have to earn trust: after n observations their errors count 1 + 8 / n times.
-const DOUBT: f64 = 1.5;
+/// Members after the first have to earn trust: after n observations their errors count `1 + (DOUBT r^2 / n)^2` times, with the
+/// roughness r of the series.
+const DOUBT: f64 = 10.0;
+/// Observations by which roughness is judged.
+const RECENT: usize = 8;
+/// Ratio of the mean second to the mean first difference, in absolute values: sqrt(3) for noise around a level, sqrt(2) for
+/// a random walk, near 0 for smooth growth. Here it counts as 1.
+const ROUGH: f64 = 1.5;
+/// Errors below this, in log units, are all alike.
+const FLOOR: f64 = 1e-5;
 /// Share of the newest error in the average: a memory of about ten observations.
 const NEWEST: f64 = 0.1;
 
@@ -74,17 +86,34 @@ impl Ensemble {
         Self {
             history: History::default(),
             members,
+            recent: VecDeque::with_capacity(RECENT),
         }
+    }
+
+    /// Roughness of the newest observations; 1 while there are too few.
+    fn roughness(&self) -> f64 {
+        if self.recent.len() < 3 {
+            return 1.0;
+        }
+        let differences =
+            |values: &[f64]| -> Vec<f64> { values.windows(2).map(|w| w[1] - w[0]).collect() };
+        let size =
+            |values: &[f64]| values.iter().map(|v| v.abs()).sum::<f64>() / values.len() as f64;
+        let values: Vec<f64> = self.recent.iter().copied().collect();
+        let first = differences(&values);
+        let second = differences(&first);
+        size(&second) / (size(&first) + 1e-9) / ROUGH
     }
 
     /// The members' weights, in their order; they add up to 1.
     pub fn weights(&self) -> Vec<f64> {
-        let doubt = 1.0 + (DOUBT / self.history.observations.max(1) as f64).powi(2);
+        let seen = self.history.observations.max(1) as f64;
+        let doubt = 1.0 + (DOUBT * self.roughness().powi(2) / seen).powi(2);
         let raw: Vec<f64> = self
             .members
             .iter()
             .enumerate()
-            .map(|(i, m)| ((m.error + 1e-4) * if i == 0 { 1.0 } else { doubt }).powi(-POWER))
+            .map(|(i, m)| ((m.error + FLOOR) * if i == 0 { 1.0 } else { doubt }).powi(-POWER))
             .collect();
         let total: f64 = raw.iter().sum();
         raw.iter().map(|w| w / total).collect()
@@ -119,6 +148,10 @@ impl Forecaster for Ensemble {
             }
             member.forecaster.observe(step, batch)?;
         }
+        if self.recent.len() == RECENT {
+            self.recent.pop_front();
+        }
+        self.recent.push_back(log_batch);
         self.history.learn(step, log_batch, forecast);
         Ok(())
     }

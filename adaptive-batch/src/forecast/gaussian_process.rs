@@ -8,9 +8,11 @@ use super::{BatchForecast, Forecaster, History};
 use crate::error::Result;
 
 /// Observations that the exact solution uses at most: bounds an observation to `GRID` Cholesky factors of this size.
-const WINDOW: usize = 40;
+const WINDOW: usize = 20;
 /// Variances of noise and of the trend, each relative to the variance of the level's steps.
-const NOISE: [f64; 5] = [0.03, 0.3, 1.0, 3.0, 10.0];
+const NOISE: [f64; 5] = [0.03, 0.3, 1.0, 4.0, 16.0];
+/// A change beyond this many median changes of the window counts as one of that size.
+const LARGEST_CHANGE: f64 = 4.0;
 const TREND: [f64; 4] = [0.0, 0.01, 0.1, 1.0];
 
 /// A Gaussian process on the logarithm of the batch over time t, measured in gaps.
@@ -23,7 +25,9 @@ const TREND: [f64; 4] = [0.0, 0.01, 0.1, 1.0];
 ///
 /// with a large constant c for the unknown start. (A stationary kernel would pull every forecast back to a mean that a growing
 /// batch does not have.) r and q are those of a grid of 20 that maximise the marginal likelihood (Rasmussen and Williams 2006,
-/// eq. 5.8), with the best v in closed form. Only the last 40 observations are used, so an observation costs 20 factorisations of a 40 x 40 matrix.
+/// eq. 5.8), with the best v in closed form. Only the last 20 observations are used, so an observation costs 20
+/// factorisations of a 20 x 20 matrix. Changes between neighbours are clipped at four times their median first: a jump at the start of
+/// a run would pass for a restless level, under which no noise is seen.
 ///
 /// # Examples
 /// ```
@@ -64,6 +68,26 @@ struct Fit {
 fn kernel(trend: f64, s: f64, t: f64) -> f64 {
     let (m, large) = (s.min(t), s.max(t));
     100.0 + m + trend * m * m * (3.0 * large - m) / 6.0
+}
+
+/// The window with its changes clipped, summed up backwards from the newest observation, which stays as it is.
+fn clipped(window: &VecDeque<(u64, f64)>) -> VecDeque<(u64, f64)> {
+    let changes: Vec<f64> = window
+        .iter()
+        .zip(window.iter().skip(1))
+        .map(|((_, before), (_, after))| after - before)
+        .collect();
+    let mut sizes: Vec<f64> = changes.iter().map(|c| c.abs()).collect();
+    sizes.sort_by(f64::total_cmp);
+    let largest = LARGEST_CHANGE * sizes.get(sizes.len() / 2).copied().unwrap_or(0.0).max(1e-9);
+    let mut level = window.back().map_or(0.0, |(_, y)| *y);
+    let mut result = VecDeque::with_capacity(window.len());
+    let changes_back = changes.iter().rev().map(Some).chain([None]);
+    for ((step, _), change) in window.iter().rev().zip(changes_back) {
+        result.push_front((*step, level));
+        level -= change.map_or(0.0, |c| c.clamp(-largest, largest));
+    }
+    result
 }
 
 impl Fit {
@@ -188,10 +212,11 @@ impl Forecaster for GaussianProcess {
         // Two hyper-parameters and a scale want a few points.
         if self.window.len() >= 4 {
             let gap = self.history.gap.max(1e-9);
+            let window = clipped(&self.window);
             self.fit = NOISE
                 .iter()
                 .flat_map(|&noise| TREND.iter().map(move |&trend| (noise, trend)))
-                .filter_map(|(noise, trend)| Fit::new(&self.window, gap, noise, trend))
+                .filter_map(|(noise, trend)| Fit::new(&window, gap, noise, trend))
                 .max_by(|a, b| a.1.total_cmp(&b.1))
                 .map(|(fit, _)| fit);
         }

@@ -12,7 +12,8 @@ use crate::error::Result;
 /// level <- forecast(1) + alpha error        trend <- phi trend + alpha beta error
 /// ```
 ///
-/// All 48 combinations of a grid of (alpha, beta, phi) run side by side; the one with the smallest recent absolute error forecasts.
+/// All 48 combinations of a grid of (alpha, beta, phi) run side by side; the one with the smallest recent error forecasts. Errors are
+/// taken relative to the mean over all of them at the same step, or one early jump would decide for a long time.
 ///
 /// # Examples
 /// ```
@@ -38,7 +39,7 @@ struct Candidate {
     phi: f64,
     level: f64,
     trend: f64,
-    /// Discounted mean absolute error.
+    /// Discounted mean absolute error, each relative to the mean error of all candidates.
     error: f64,
 }
 
@@ -49,10 +50,10 @@ impl Candidate {
         self.level + sum * self.trend
     }
 
-    fn update(&mut self, horizon: f64, log_batch: f64, weight: f64) {
+    fn update(&mut self, horizon: f64, log_batch: f64, weight: f64, typical: f64) {
         let forecast = self.predict(horizon);
         let error = log_batch - forecast;
-        self.error += weight * (error.abs() - self.error);
+        self.error += weight * (error.abs() / typical - self.error);
         self.level = forecast + self.alpha * error;
         self.trend = self.phi.powf(horizon) * self.trend
             + self.alpha * self.beta * error / horizon.max(1e-9);
@@ -112,11 +113,17 @@ impl Forecaster for DampedHolt {
         let forecast = self.predict(step);
         let horizon = self.history.horizon(step);
         let seen = self.history.observations;
+        let errors = self
+            .candidates
+            .iter()
+            .map(|c| (log_batch - c.predict(horizon)).abs());
+        let typical = errors.sum::<f64>() / self.candidates.len() as f64 + 1e-9;
         for candidate in &mut self.candidates {
             if seen == 0 {
                 candidate.level = log_batch;
             } else {
-                candidate.update(horizon, log_batch, (1.0 / seen as f64).max(0.05));
+                let weight = (1.0 / seen as f64).max(0.05);
+                candidate.update(horizon, log_batch, weight, typical);
             }
         }
         self.history.learn(step, log_batch, forecast);
