@@ -67,7 +67,7 @@ impl Data {
     }
 }
 
-/// A small generator of random numbers (SplitMix64).
+/// A small generator of random numbers (`SplitMix64`).
 #[derive(Debug, Clone)]
 struct Random(u64);
 
