@@ -215,6 +215,24 @@ pub enum Error {
         /// The workload's message.
         message: String,
     },
+    /// A rank cannot take part in a re-sharding. No rank has done anything, and their communicators are good.
+    #[error("rank {rank} cannot take part in the re-sharding: {problem}")]
+    ReshardRefused {
+        /// The rank.
+        rank: usize,
+        /// What is wrong with its state or its plan.
+        problem: String,
+    },
+    /// A part of the state that no rank has.
+    #[error("{elements} elements of {tensor} that rank {rank} needs are on no rank")]
+    StateLost {
+        /// The tensor, by its canonical name.
+        tensor: String,
+        /// A rank that needs the part.
+        rank: usize,
+        /// Size of the first missing part.
+        elements: usize,
+    },
     /// A thread could not be started.
     #[error("{what} thread of rank {rank} could not be started: {reason}")]
     ThreadStart {

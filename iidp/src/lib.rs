@@ -14,6 +14,7 @@ pub mod models;
 pub mod optimizer;
 mod permutation;
 pub mod profiler;
+pub mod reshard;
 pub mod sampler;
 mod shard;
 mod topology;
@@ -33,6 +34,7 @@ pub use executor::{
 };
 pub use optimizer::{AdamWConfig, OptimizerConfig};
 pub use profiler::Profiler;
+pub use reshard::ReshardPlan;
 pub use sampler::ShardedSampler;
 pub use shard::ShardSpec;
 pub use topology::{Coordinates, ParallelDims, Topology, WorkerLayout};
