@@ -233,6 +233,22 @@ pub enum Error {
         /// Size of the first missing part.
         elements: usize,
     },
+    /// A file of state that cannot be read or written.
+    #[error("{}: {problem}", path.display())]
+    StateFile {
+        /// The file.
+        path: std::path::PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
+    /// A tensor of a stored state that does not fit, or is not there.
+    #[error("tensor {tensor}: {problem}")]
+    StateTensor {
+        /// Its name.
+        tensor: String,
+        /// What is wrong.
+        problem: String,
+    },
     /// A thread could not be started.
     #[error("{what} thread of rank {rank} could not be started: {reason}")]
     ThreadStart {

@@ -17,6 +17,7 @@ pub mod profiler;
 pub mod reshard;
 pub mod sampler;
 mod shard;
+pub mod state_dict;
 mod topology;
 mod worker;
 
@@ -37,6 +38,7 @@ pub use profiler::Profiler;
 pub use reshard::ReshardPlan;
 pub use sampler::ShardedSampler;
 pub use shard::ShardSpec;
+pub use state_dict::StateDict;
 pub use topology::{Coordinates, ParallelDims, Topology, WorkerLayout};
 
 #[cfg(doctest)]
