@@ -143,8 +143,9 @@ impl ModelSpec {
         }
         let mut moments: Vec<String> = moments.into_iter().map(Into::into).collect();
         moments.sort_unstable();
-        if let Some(twice) = moments.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(invalid(format!("moment {} is given twice", twice[0])));
+        let twice = moments.array_windows().find(|[one, next]| one == next);
+        if let Some([twice, _]) = twice {
+            return Err(invalid(format!("moment {twice} is given twice")));
         }
         let blocks = tensors
             .iter()

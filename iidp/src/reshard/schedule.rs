@@ -111,21 +111,21 @@ fn pack(mut rest: Part, messages: &mut Vec<Message>) {
         });
         message.elements += rows * columns;
         if columns == rest.columns {
-            rest = rest.from_row(rows);
+            rest = rest.below(rows);
         } else {
             // The rest of this row, then the rows below.
             let row = Part {
                 rows: 1,
-                ..rest.from_column(columns)
+                ..rest.right_of(columns)
             };
             pack(row, messages);
-            rest = rest.from_row(1);
+            rest = rest.below(1);
         }
     }
 }
 
 impl Part {
-    fn from_row(self, rows: usize) -> Self {
+    fn below(self, rows: usize) -> Self {
         let down = |at: Strided| Strided {
             offset: at.offset + rows * at.stride,
             ..at
@@ -138,7 +138,7 @@ impl Part {
         }
     }
 
-    fn from_column(self, columns: usize) -> Self {
+    fn right_of(self, columns: usize) -> Self {
         let right = |at: Strided| Strided {
             offset: at.offset + columns,
             ..at
