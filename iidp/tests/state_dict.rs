@@ -1,5 +1,6 @@
 //! State by name: whole under any layout, in files that others read, and errors that name the tensor.
 
+mod common;
 #[path = "common/state.rs"]
 mod state;
 
@@ -9,9 +10,12 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
+use common::{CnnTask, batch, one_device, run};
 use iidp::reshard::{ModelSpec, RankState, StateLayout, TensorSpec};
 use iidp::state_dict::StateTensor;
-use iidp::{Communicator, Error, LocalCommunicator, ParallelDims, ShardSpec, StateDict};
+use iidp::{
+    Communicator, Error, ExecutorConfig, LocalCommunicator, ParallelDims, ShardSpec, StateDict,
+};
 use proptest::prelude::*;
 use state::{Random, assert_same_bits, on_ranks, random_layout, random_model, states};
 
@@ -150,6 +154,40 @@ fn ranks_gather_and_scatter_it() {
     assert_same_bits(&after, &before);
 }
 
+#[test]
+fn an_executor_goes_on_from_a_file() {
+    let folder = Folder::new("executor");
+    let path = folder.file("run.safetensors");
+    let start = |steps| run(ExecutorConfig::new(one_device(4, 2)), CnnTask, steps, 3e-3).1;
+    let (mut first, mut second) = (start(3), start(0));
+    let state = first.state().unwrap();
+    let dict = StateDict::from_executor(first.layout(), &state).unwrap();
+    assert_eq!(dict.metadata["step"], "3");
+    assert!(
+        dict.tensors.len() > dict.steps.len(),
+        "running statistics are stored too"
+    );
+    dict.save(&path).unwrap();
+    let loaded = StateDict::load(&path).unwrap();
+    second
+        .restore(loaded.to_executor(second.layout()).unwrap())
+        .unwrap();
+    assert_eq!(second.state().unwrap(), state);
+    let samples = batch(3, 8);
+    let (a, b) = (
+        first.step(&samples, 3e-3).unwrap(),
+        second.step(&samples, 3e-3).unwrap(),
+    );
+    assert_eq!(a.loss, b.loss);
+    let mut timeless = loaded;
+    timeless.metadata.clear();
+    let error = timeless
+        .to_executor(second.layout())
+        .unwrap_err()
+        .to_string();
+    assert_eq!(error, "tensor step: metadata None, expected a number");
+}
+
 /// The format's specification, byte by byte.
 #[test]
 fn files_have_the_format() {
@@ -266,65 +304,72 @@ fn a_state_that_does_not_fit_names_the_tensor() {
         assert_eq!(error.to_string(), expected);
     };
     dict().to_whole(&model()).unwrap();
+    dict().to_whole(&model()).unwrap();
     check(
-        &|d| drop(d.tensors.remove("up.bias")),
+        &|d| {
+            d.tensors.remove("up.bias");
+        },
         "tensor up.bias: missing",
     );
     check(
-        &|d| drop(d.steps.remove("up.bias")),
+        &|d| {
+            d.steps.remove("up.bias");
+        },
         "tensor optimizer.steps.up.bias: missing",
     );
     check(
-        &|d| drop(d.moments.get_mut("moment_2").unwrap().remove("up.bias")),
+        &|d| {
+            moment(d, "moment_2").remove("up.bias");
+        },
         "tensor optimizer.moment_2.up.bias: missing",
     );
     check(
-        &|d| drop(d.moments.remove("moment_1")),
+        &|d| {
+            d.moments.remove("moment_1");
+        },
         "tensor optimizer.moment_1.up.weight: missing",
     );
     check(
         &|d| {
-            drop(
-                d.tensors
-                    .insert("down.weight".into(), StateTensor::default()),
-            )
+            d.tensors
+                .insert("down.weight".into(), StateTensor::default());
         },
         "tensor down.weight: not part of the model",
     );
     check(
         &|d| {
-            drop(d.moments.insert(
-                "velocity".into(),
-                BTreeMap::from([("up.bias".into(), vec![0.0; 4])]),
-            ))
+            moment(d, "velocity").insert("up.bias".into(), vec![0.0; 4]);
         },
         "tensor optimizer.velocity.up.bias: not part of the model",
     );
     check(
-        &|d| drop(d.steps.insert("norm.mean".into(), 1)),
+        &|d| {
+            d.steps.insert("norm.mean".into(), 1);
+        },
         "tensor optimizer.steps.norm.mean: not part of the model",
     );
     check(
-        &|d| d.tensors.get_mut("up.weight").unwrap().shape = vec![4, 2],
+        &|d| tensor(d, "up.weight").shape = vec![4, 2],
         "tensor up.weight: shape [4, 2], expected [2, 4]",
     );
     check(
-        &|d| drop(d.tensors.get_mut("up.weight").unwrap().values.pop()),
+        &|d| tensor(d, "up.weight").values.truncate(7),
         "tensor up.weight: 7 elements, expected 8 for shape [2, 4]",
     );
     check(
         &|d| {
-            drop(
-                d.moments
-                    .get_mut("moment_1")
-                    .unwrap()
-                    .get_mut("up.bias")
-                    .unwrap()
-                    .pop(),
-            )
+            moment(d, "moment_1").insert("up.bias".into(), vec![0.0; 3]);
         },
         "tensor optimizer.moment_1.up.bias: 3 elements, expected 4 for shape [4]",
     );
+}
+
+fn tensor<'a>(dict: &'a mut StateDict, name: &str) -> &'a mut StateTensor {
+    dict.tensors.get_mut(name).unwrap()
+}
+
+fn moment<'a>(dict: &'a mut StateDict, name: &str) -> &'a mut BTreeMap<String, Vec<f32>> {
+    dict.moments.entry(name.into()).or_default()
 }
 
 #[test]
@@ -381,7 +426,7 @@ fn what_was_there_stays_until_the_new_file_is_whole() {
     let first = dict();
     first.save(&path).unwrap();
     let mut second = dict();
-    second.tensors.get_mut("up.bias").unwrap().values.pop();
+    tensor(&mut second, "up.bias").values.pop();
     let error = second.save(&path).unwrap_err().to_string();
     assert_eq!(
         error,
@@ -405,8 +450,7 @@ fn what_was_there_stays_until_the_new_file_is_whole() {
         ),
     ] {
         let mut dict = dict();
-        let by_name = dict.moments.entry(change.0.into()).or_default();
-        by_name.insert(change.1.into(), vec![0.0; 4]);
+        moment(&mut dict, change.0).insert(change.1.into(), vec![0.0; 4]);
         let error = dict.save(&path).unwrap_err().to_string();
         assert!(error.starts_with(expected), "{error}");
     }

@@ -8,7 +8,7 @@ use crate::reshard::{ModelSpec, RankState, TensorSpec};
 use crate::{Error, ParameterLayout, ShardSpec};
 
 /// The steps taken, among the metadata.
-const STEP: &str = "step";
+pub(super) const STEP: &str = "step";
 
 impl StateDict {
     /// The state of an executor: its [`layout`](crate::Executor::layout) and [`state`](crate::Executor::state). The steps taken go to the metadata,
@@ -32,10 +32,7 @@ impl StateDict {
     ///
     /// As [`Self::to_whole`]; [`Error::StateTensor`] when the metadata have no `step`.
     pub fn to_executor(&self, layout: &ParameterLayout) -> Result<ExecutorState, Error> {
-        let step = self.metadata.get(STEP);
-        let step = step
-            .and_then(|text| text.parse().ok())
-            .ok_or_else(|| mismatch(STEP, format!("metadata {step:?}, expected a number")))?;
+        let step = steps_taken(self)?;
         let whole = self.to_whole(&model_of(layout, self.moments.keys())?)?;
         let optimizer = whole.optimizer();
         let values = |buffer: Arc<Vec<f32>>| Arc::unwrap_or_clone(buffer);
@@ -46,6 +43,13 @@ impl StateDict {
             optimizer,
         })
     }
+}
+
+/// The steps taken, from the metadata.
+pub(super) fn steps_taken(dict: &StateDict) -> Result<u64, Error> {
+    let step = dict.metadata.get(STEP);
+    step.and_then(|text| text.parse().ok())
+        .ok_or_else(|| mismatch(STEP, format!("metadata {step:?}, expected a number")))
 }
 
 /// The tensors of an executor's model, which every rank has whole.

@@ -14,10 +14,10 @@ use iidp::reshard::{ModelSpec, Piece, RankLayout, RankState, StateLayout, Tensor
 use iidp::{Communicator, Error, LocalCommunicator, ParallelDims, ReshardPlan, ShardSpec};
 
 /// The generator of Steele, Lea and Flood (`SplitMix64`).
-pub struct Random(pub u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    pub fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -25,19 +25,19 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    pub fn below(&mut self, end: usize) -> usize {
+    pub(crate) fn below(&mut self, end: usize) -> usize {
         (self.next() % end as u64) as usize
     }
 
-    pub fn within(&mut self, range: Range<usize>) -> usize {
+    pub(crate) fn within(&mut self, range: Range<usize>) -> usize {
         range.start + self.below(range.len())
     }
 
-    pub fn flip(&mut self) -> bool {
+    pub(crate) fn flip(&mut self) -> bool {
         self.below(2) == 0
     }
 
-    pub fn shuffled(&mut self, mut items: Vec<usize>) -> Vec<usize> {
+    pub(crate) fn shuffled(&mut self, mut items: Vec<usize>) -> Vec<usize> {
         for end in (1..items.len()).rev() {
             items.swap(end, self.below(end + 1));
         }
@@ -46,7 +46,7 @@ impl Random {
 }
 
 /// Two to eight tensors of one to three dimensions in up to four blocks. What is split can be cut into two or three equal parts.
-pub fn random_model(random: &mut Random) -> Arc<ModelSpec> {
+pub(crate) fn random_model(random: &mut Random) -> Arc<ModelSpec> {
     let blocks = random.within(1..5);
     let tensors = (0..random.within(2..9)).map(|index| {
         let mut shape: Vec<usize> = (0..random.within(1..4))
@@ -82,7 +82,7 @@ pub fn random_model(random: &mut Random) -> Arc<ModelSpec> {
 }
 
 /// A mesh of up to 27 ranks, somewhere in a world that may be larger, or ranges of uneven length anywhere.
-pub fn random_layout(random: &mut Random, model: &Arc<ModelSpec>) -> StateLayout {
+pub(crate) fn random_layout(random: &mut Random, model: &Arc<ModelSpec>) -> StateLayout {
     if random.below(3) == 0 {
         return uneven_layout(random, model);
     }
@@ -118,7 +118,7 @@ fn uneven_layout(random: &mut Random, model: &Arc<ModelSpec>) -> StateLayout {
         for (part, owner) in cuts.windows(2).zip(owners) {
             layouts[owner].pieces.push(Piece {
                 tensor,
-                ranges: vec![part[0]..part[1]],
+                ranges: std::iter::once(part[0]..part[1]).collect(),
             });
         }
     }
@@ -129,7 +129,7 @@ fn uneven_layout(random: &mut Random, model: &Arc<ModelSpec>) -> StateLayout {
 }
 
 /// The elements of a rank's flat buffer, as (tensor, element in row-major order), found by walking each tensor's indices.
-pub fn flat(model: &ModelSpec, rank: &RankLayout, trainable: bool) -> Vec<(usize, usize)> {
+pub(crate) fn flat(model: &ModelSpec, rank: &RankLayout, trainable: bool) -> Vec<(usize, usize)> {
     let mut found = Vec::new();
     for piece in &rank.pieces {
         let tensor = &model.tensors()[piece.tensor];
@@ -158,13 +158,13 @@ pub fn flat(model: &ModelSpec, rank: &RankLayout, trainable: bool) -> Vec<(usize
 }
 
 /// The value of an element of a buffer: any bits, among them those of NaNs.
-pub fn value(buffer: usize, (tensor, element): (usize, usize)) -> f32 {
-    let mut random = Random((buffer << 48 | tensor << 40 | element) as u64);
+pub(crate) fn value(buffer: usize, (tensor, element): (usize, usize)) -> f32 {
+    let mut random = Random(((buffer << 48) | (tensor << 40) | element) as u64);
     f32::from_bits(random.next() as u32)
 }
 
 /// The state of every rank under a layout.
-pub fn states(layout: &StateLayout) -> Vec<RankState> {
+pub(crate) fn states(layout: &StateLayout) -> Vec<RankState> {
     let model = layout.model();
     let of_rank = |rank: &RankLayout| {
         if rank.pieces.is_empty() {
@@ -193,7 +193,7 @@ pub fn states(layout: &StateLayout) -> Vec<RankState> {
 }
 
 /// The bytes that receivers lack, counted element by element.
-pub fn lower_bound(from: &StateLayout, to: &StateLayout) -> usize {
+pub(crate) fn lower_bound(from: &StateLayout, to: &StateLayout) -> usize {
     let model = from.model();
     let nothing = RankLayout::default();
     let mut bytes = 0;
@@ -216,7 +216,7 @@ pub fn lower_bound(from: &StateLayout, to: &StateLayout) -> usize {
 }
 
 /// Whether two states have the same bits.
-pub fn assert_same_bits(got: &[RankState], expected: &[RankState]) {
+pub(crate) fn assert_same_bits(got: &[RankState], expected: &[RankState]) {
     let bits = |values: &[f32]| {
         values
             .iter()
@@ -253,7 +253,7 @@ pub fn assert_same_bits(got: &[RankState], expected: &[RankState]) {
 }
 
 /// Runs `work` on a thread per rank; a rank that panics counts as `None`.
-pub fn on_ranks<T: Send>(
+pub(crate) fn on_ranks<T: Send>(
     communicators: Vec<LocalCommunicator>,
     work: impl Fn(LocalCommunicator) -> T + Sync,
 ) -> Vec<Option<T>> {
@@ -270,7 +270,7 @@ pub fn on_ranks<T: Send>(
 }
 
 /// Carries a plan out among threads.
-pub fn apply(plan: &ReshardPlan, before: &[RankState]) -> Vec<Result<RankState, Error>> {
+pub(crate) fn apply(plan: &ReshardPlan, before: &[RankState]) -> Vec<Result<RankState, Error>> {
     let group = LocalCommunicator::group(plan.world_size(), Duration::from_secs(30)).unwrap();
     let nothing = RankState::default();
     on_ranks(group, |communicator| {
