@@ -149,12 +149,19 @@ impl Block {
         }
     }
 
-    fn forward(&self, x: Tensor<3>, dropout: &mut SampleDropout<'_>) -> Tensor<3> {
+    /// `cut` cuts the graph before attention and before the feed-forward layer.
+    fn forward(
+        &self,
+        x: Tensor<3>,
+        dropout: &mut SampleDropout<'_>,
+        cut: impl Fn(Tensor<3>) -> Tensor<3>,
+    ) -> Tensor<3> {
+        let x = cut(x);
         let qkv = self
             .qkv
             .forward(fused::layer_norm(&self.norm1, EPSILON, x.clone()));
         let attended = self.projection.forward(fused::attention(qkv, self.heads));
-        let x = x + dropout.apply(attended);
+        let x = cut(x + dropout.apply(attended));
         let normed = fused::layer_norm(&self.norm2, EPSILON, x.clone());
         let hidden = fused::gelu(self.up.forward(normed));
         x + dropout.apply(self.down.forward(hidden))
@@ -184,14 +191,14 @@ impl Gpt {
         self.forward_cut(ids, seeds, None)
     }
 
-    /// [`Self::forward`] with the graph cut before each block and before the output layer.
+    /// [`Self::forward`] with the graph cut twice in each block and before the output layer.
     fn forward_cut(
         &self,
         ids: Tensor<2, Int>,
         seeds: &[u64],
         batch: Option<&MicroBatch<'_>>,
     ) -> Tensor<3> {
-        let cut = |x| match batch {
+        let cut = |x: Tensor<3>| match batch {
             Some(batch) => batch.cut(x),
             None => x,
         };
@@ -202,7 +209,7 @@ impl Gpt {
         let x = self.tokens.forward(ids) + self.positions.forward(positions);
         let mut x = dropout.apply(x);
         for block in &self.blocks {
-            x = block.forward(cut(x), &mut dropout);
+            x = block.forward(x, &mut dropout, cut);
         }
         let x = fused::layer_norm(&self.norm, EPSILON, cut(x));
         match &self.head {
@@ -230,7 +237,7 @@ impl Gpt {
 
     /// Loss of a micro-batch of windows of a text: sample s is `windows[s]`, one token longer than what the model sees at once; each
     /// token predicts the next. Dropout is on when training, with the samples' seeds, and the graph is
-    /// [cut](MicroBatch::cut) before each block, so that gradients can be reduced while others are computed.
+    /// [cut](MicroBatch::cut) twice in each block, so that gradients can be reduced while others are computed.
     ///
     /// # Errors
     ///

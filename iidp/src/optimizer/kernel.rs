@@ -1,7 +1,15 @@
 //! The arithmetic of one step on a contiguous piece of one parameter.
 //!
-//! Every loop runs over slices of equal length without branches, so the compiler vectorises it. Operations are in the order and precision of Burn's
-//! optimizers: on the same gradients the results of SGD, Adam and `AdamW` have the same bits.
+//! Every loop runs over slices of equal length without branches, so the compiler vectorises it, for every vector extension of which the
+//! processor's widest is then run. Operations are in the order and precision of Burn's optimizers (nothing is contracted into fused multiplications): on the
+//! same gradients the results of SGD, Adam and `AdamW` have the same bits.
+
+#![allow(
+    clippy::inline_always,
+    reason = "what is not inlined into a kernel is not compiled for the kernel's vector extension"
+)]
+
+use macerator::{AutoArch, Simd, WithSimd};
 
 use super::config::OptimizerConfig;
 
@@ -84,6 +92,15 @@ impl OptimizerConfig {
 
     /// Updates the piece.
     pub(super) fn apply(&self, piece: Piece<'_>, rates: Rates) {
+        AutoArch::new().dispatch(Apply {
+            config: self,
+            piece,
+            rates,
+        });
+    }
+
+    #[inline(always)]
+    fn apply_here(&self, piece: Piece<'_>, rates: Rates) {
         let Piece { p, g, m, v } = piece;
         let Rates {
             rate,
@@ -171,6 +188,23 @@ impl OptimizerConfig {
     }
 }
 
+/// [`OptimizerConfig::apply`] as a kernel.
+struct Apply<'a> {
+    config: &'a OptimizerConfig,
+    piece: Piece<'a>,
+    rates: Rates,
+}
+
+impl WithSimd for Apply<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self) {
+        self.config.apply_here(self.piece, self.rates);
+    }
+}
+
+#[inline(always)]
 fn update_moments(g: &[f32], m: &mut [f32], v: &mut [f32], beta_1: f32, beta_2: f32, scale: f32) {
     let (factor_1, factor_2) = (1.0 - beta_1, 1.0 - beta_2);
     for ((g, m), v) in g.iter().zip(m).zip(v) {
@@ -203,7 +237,7 @@ impl Lamb {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn update(&self, p: f32, m: f32, v: f32) -> f32 {
         m / self.bias_1 / ((v / self.bias_2).sqrt() + self.epsilon) + p * self.decay
     }
@@ -220,6 +254,23 @@ const LANES: usize = 8;
 /// assert_eq!(iidp::optimizer::squared_norm(&[3.0, 4.0]), 25.0);
 /// ```
 pub fn squared_norm(values: &[f32]) -> f64 {
+    AutoArch::new().dispatch(SquaredNorm(values))
+}
+
+/// [`squared_norm`] as a kernel.
+struct SquaredNorm<'a>(&'a [f32]);
+
+impl WithSimd for SquaredNorm<'_> {
+    type Output = f64;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self) -> f64 {
+        squared_norm_here(self.0)
+    }
+}
+
+#[inline(always)]
+fn squared_norm_here(values: &[f32]) -> f64 {
     let mut lanes = [0.0_f64; LANES];
     let (whole, rest) = values.as_chunks::<LANES>();
     for values in whole {
