@@ -333,6 +333,30 @@ fn one_micro_batch_falls_back_to_the_step_before_and_says_so() {
 }
 
 #[test]
+fn sample_counts_that_overflow_are_refused_and_the_step_can_be_given_up() {
+    let mut meter = MeterConfig::new([Shard::new("all", 1)])
+        .weighting(Weighting::Samples)
+        .build()
+        .unwrap();
+    for (index, samples) in [(0, u64::MAX), (1, 1)] {
+        let micro_batch = MicroBatch { index, samples };
+        meter.measure(0, micro_batch, &[1.0f32]).unwrap();
+    }
+    meter.summed(0, &[1.0f32]).unwrap();
+    for _ in 0..2 {
+        let error = meter.finish().unwrap_err();
+        assert_eq!(error.to_string(), "number of samples overflows 64 bits");
+    }
+    meter.reset();
+    assert!(matches!(meter.finish(), Err(Error::NoMicroBatch)));
+    let micro_batch = MicroBatch {
+        index: 0,
+        samples: 0,
+    };
+    assert!(meter.measure(0, micro_batch, &[1.0f32]).is_err());
+}
+
+#[test]
 fn zero_gradients_are_an_error_and_leave_the_average_alone() {
     let mut meter = MeterConfig::new([Shard::new("all", 3)]).build().unwrap();
     let mut ema = EmaEstimator::new(0.9).unwrap();

@@ -2,8 +2,8 @@
 //! Monte-Carlo mean.
 
 use adaptive_batch::{
-    EmaEstimator, GradientEstimate, HalfSplit, MeterConfig, MicroBatch, MicroBatchStats, Shard,
-    Weighting,
+    EmaEstimator, EstimateSource, GradientEstimate, HalfSplit, MeterConfig, MicroBatch,
+    MicroBatchStats, Shard, Weighting,
 };
 
 /// `SplitMix64` with Box and Muller's transform.
@@ -155,6 +155,83 @@ fn the_moments_are_unbiased_for_any_sizes_and_any_covariance() {
             variance.check(&format!("tr, {name}, {sizes:?}"), source.trace());
         }
     }
+}
+
+/// K = 1: two steps count as two micro-batches, which is unbiased while the gradient stands still.
+#[test]
+fn two_steps_of_one_micro_batch_are_unbiased() {
+    for (name, source) in [
+        ("full rank", Source::full_rank()),
+        ("low rank", Source::low_rank()),
+    ] {
+        let mut normal = Normal(61);
+        let mut meter = MeterConfig::new([Shard::new("all", source.mean.len())])
+            .weighting(Weighting::Samples)
+            .keep_previous(true)
+            .build()
+            .unwrap();
+        let mut step = |samples: u64| {
+            let grad = source.draw(&mut normal, samples);
+            let micro_batch = MicroBatch { index: 0, samples };
+            let mut acc = vec![0.0f64; grad.len()];
+            meter.accumulate(0, micro_batch, &mut acc, &grad).unwrap();
+            meter.summed(0, &acc).unwrap();
+            meter.finish().unwrap()
+        };
+        let (mut grad_sq, mut variance) = (Mean::default(), Mean::default());
+        for _ in 0..10_000 {
+            // Pairs that share no step, so that the estimates are independent.
+            step(4);
+            let e = step(6).estimate().unwrap();
+            assert_eq!((e.source, e.samples), (EstimateSource::TwoSteps, 10));
+            grad_sq.add(e.grad_sq_norm);
+            variance.add(e.variance);
+        }
+        grad_sq.check(&format!("|G|^2, {name}"), source.grad_sq());
+        variance.check(&format!("tr, {name}"), source.trace());
+    }
+}
+
+/// With Adam's metric the moments are those of the gradient divided by `sqrt(v / correction) + eps`.
+#[test]
+fn preconditioned_moments_are_unbiased() {
+    let source = Source::full_rank();
+    let n = source.mean.len();
+    let (eps, correction) = (0.1, 0.5);
+    let v: Vec<f32> = (0..n).map(|i| 0.2 + (i % 5) as f32).collect();
+    let divisors: Vec<f64> = v
+        .iter()
+        .map(|&v| (f64::from(v) / correction).sqrt() + eps)
+        .collect();
+    let square = |g: &[f64]| -> f64 {
+        g.iter()
+            .zip(&divisors)
+            .map(|(g, d)| (g / d) * (g / d))
+            .sum()
+    };
+    let mut meter = MeterConfig::new([Shard::new("all", n)])
+        .weighting(Weighting::Samples)
+        .adam(eps, correction)
+        .build()
+        .unwrap();
+    let mut normal = Normal(62);
+    let (mut grad_sq, mut variance) = (Mean::default(), Mean::default());
+    for _ in 0..10_000 {
+        let mut acc = vec![0.0f64; n];
+        for (index, samples) in [(0, 3), (1, 5), (2, 2)] {
+            let grad = source.draw(&mut normal, samples);
+            let micro_batch = MicroBatch { index, samples };
+            meter
+                .accumulate_preconditioned(0, micro_batch, &mut acc, &grad, &v)
+                .unwrap();
+        }
+        meter.summed_preconditioned(0, &acc, &v).unwrap();
+        let e = meter.finish().unwrap().estimate().unwrap();
+        grad_sq.add(e.grad_sq_norm);
+        variance.add(e.variance);
+    }
+    grad_sq.check("|G|^2", square(&source.mean));
+    variance.check("tr", source.columns.iter().map(|c| square(c)).sum());
 }
 
 /// Numerators and denominators are smoothed apart, so the ratios meet the closed forms of their expectations.
