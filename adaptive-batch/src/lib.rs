@@ -14,6 +14,8 @@
 //! Equal inputs give equal decisions on every rank: there is no clock and no randomness in here, and sums do not depend on the
 //! number of threads.
 
+#[cfg(feature = "burn")]
+pub mod burn;
 pub mod controller;
 mod element;
 mod error;
