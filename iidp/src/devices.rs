@@ -34,13 +34,21 @@ pub fn devices(kind: &str, count: usize) -> Result<Vec<Device>, Error> {
         "cuda" => return enumerated(kind, DeviceType::Cuda, count),
         #[cfg(feature = "wgpu")]
         "wgpu" => return enumerated(kind, DeviceType::Wgpu, count),
-        "cuda" | "wgpu" => format!("this build does not support it, expected feature `{kind}`"),
+        #[cfg(not(feature = "cuda"))]
+        "cuda" => unsupported(kind),
+        #[cfg(not(feature = "wgpu"))]
+        "wgpu" => unsupported(kind),
         _ => "unknown kind, expected cpu, cuda or wgpu".to_owned(),
     };
     Err(Error::DeviceUnavailable {
         kind: kind.to_owned(),
         problem,
     })
+}
+
+#[cfg(not(all(feature = "cuda", feature = "wgpu")))]
+fn unsupported(kind: &str) -> String {
+    format!("this build does not support it, expected feature `{kind}`")
 }
 
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
