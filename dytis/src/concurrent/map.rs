@@ -124,7 +124,8 @@ impl<K: Key, V> ConcurrentDytisMap<K, V> {
         let guard = epoch::pin();
         loop {
             let directory = self.directory(&guard);
-            let state = Self::segment(directory, directory.position(bits), &guard).read();
+            let segment = Self::segment(directory, directory.position(bits), &guard);
+            let state = segment.read();
             if state.covers(bits) {
                 return read(&state);
             }
@@ -351,14 +352,14 @@ impl<K: Key, V> ConcurrentDytisMap<K, V> {
     pub fn memory_usage(&self) -> usize {
         let guard = epoch::pin();
         let directory = self.directory(&guard);
-        let entry = size_of::<(u64, NonNull<Segment<K, V>>)>() + size_of::<Segment<K, V>>();
         let segments = (0..directory.len()).map(|at| {
             Self::segment(directory, at, &guard)
                 .read()
                 .map
                 .memory_usage()
         });
-        size_of::<Directory<K, V>>() + directory.len() * entry + segments.sum::<usize>()
+        let headers = directory.len() * size_of::<Segment<K, V>>();
+        directory.memory_usage() + headers + segments.sum::<usize>()
     }
 
     /// Takes the map apart into its segments' maps, in ascending order of keys.

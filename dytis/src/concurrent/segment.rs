@@ -6,14 +6,15 @@ use std::sync::atomic::Ordering;
 use crate::sync::{AtomicUsize, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::{DytisMap, Key};
 
-/// What a segment's lock protects.
+/// What a segment's lock protects, in the order in which a lookup asks for it.
+#[repr(C)]
 pub(super) struct State<K, V> {
-    pub(super) map: DytisMap<K, V>,
     /// Lowest and highest bits that the segment covers, both inclusive.
     pub(super) low: u64,
     pub(super) high: u64,
     /// `false` once the segment was merged into its neighbour; it covers nothing then.
     pub(super) live: bool,
+    pub(super) map: DytisMap<K, V>,
 }
 
 impl<K: Key, V> State<K, V> {

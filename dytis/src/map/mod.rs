@@ -479,7 +479,7 @@ impl<K: Key, V> DytisMap<K, V> {
         if n > 0 {
             self.raw
                 .walk_between(Some(from.to_bits()), None)
-                .visit(|bits, value| {
+                .visit_about(n, |bits, value| {
                     visit(K::from_bits(bits), value);
                     seen += 1;
                     seen < n

@@ -47,7 +47,7 @@ impl<V> Copy for Bucket<V> {}
 impl<V> Bucket<V> {
     /// A handle for the block at `start`.
     #[inline(always)]
-    pub(crate) fn at(start: *mut u8) -> Self {
+    pub(crate) const fn at(start: *mut u8) -> Self {
         Self(start, PhantomData)
     }
 
@@ -72,6 +72,15 @@ impl<V> Bucket<V> {
                 prefetch(start.wrapping_add(line));
             }
         }
+    }
+
+    /// Asks for the keys, and for the values where they are few lines.
+    #[inline(always)]
+    pub(crate) fn prefetch(self) {
+        for line in (0..Shape::<V>::SLOTS).step_by(8) {
+            prefetch(self.keys().wrapping_add(line));
+        }
+        self.prefetch_values();
     }
 
     /// Where an unused block holds the number of the next one.

@@ -136,9 +136,7 @@ impl<V> RawMap<V> {
             let number = place.number + 1;
             if number < segment.buckets() {
                 if number + 1 < segment.buckets() {
-                    let ahead = self.pool.bucket(segment.ids[number + 1]);
-                    prefetch(ahead.keys());
-                    prefetch(ahead.values());
+                    self.pool.bucket(segment.ids[number + 1]).prefetch();
                 }
                 return self.place(place.segment, number, 0);
             }
@@ -146,6 +144,26 @@ impl<V> RawMap<V> {
                 Place::end()
             } else {
                 self.place(segment.next, 0, 0)
+            }
+        }
+    }
+
+    /// Asks for the bucket `distance` behind that of `place`, or for the next segment's header if that is not in the same one.
+    ///
+    /// # Safety
+    /// `place` is a pair of this map.
+    #[inline(always)]
+    pub(crate) unsafe fn prefetch_bucket(&self, place: Place<V>, distance: usize) {
+        // SAFETY: the segment is live, and its numbers are those of live buckets.
+        unsafe {
+            let segment = &*place.segment;
+            let number = place.number + distance;
+            if number < segment.buckets() {
+                self.pool.bucket(segment.ids[number]).prefetch();
+            } else if !segment.next.is_null() {
+                prefetch(&raw const (*segment.next).ids);
+                prefetch(&raw const (*segment.next).lens);
+                prefetch(&raw const (*segment.next).buckets);
             }
         }
     }

@@ -40,7 +40,7 @@ impl<V> RawMap<V> {
                 bits,
             });
         }
-        let (place, found) = self.locate(bits);
+        let (place, found) = self.locate_to_change(bits);
         if found {
             Ok(Occupied { map: self, place })
         } else {

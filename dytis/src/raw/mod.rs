@@ -47,16 +47,40 @@ use alloc::boxed::Box;
 use core::mem;
 use core::ptr;
 
-/// An ordered map from key bits to values.
+/// An ordered map from key bits to values. What a lookup needs comes first, so that it lies in one line.
+#[repr(C)]
 pub(crate) struct RawMap<V> {
     root: Slot,
+    len: usize,
     pool: Pool<V>,
+    finger: Finger<V>,
     head: *mut Segment,
     tail: *mut Segment,
-    len: usize,
     segments: usize,
     params: Params,
     counters: Counters,
+}
+
+/// The bucket that a run of insertions fills, by which the next one finds its place without a descent. Void ([`Finger::NONE`])
+/// after every change of the structure.
+struct Finger<V> {
+    segment: *mut Segment,
+    bucket: Bucket<V>,
+    number: usize,
+    /// Keys above this one...
+    above: i64,
+    /// ...and up to this one belong to the bucket.
+    upto: i64,
+}
+
+impl<V> Finger<V> {
+    const NONE: Self = Self {
+        segment: ptr::null_mut(),
+        bucket: Bucket::at(ptr::null_mut()),
+        number: 0,
+        above: i64::MAX,
+        upto: i64::MIN,
+    };
 }
 
 // SAFETY: the pointers lead to memory that the map owns alone; with the values it can move to another thread.
@@ -75,6 +99,7 @@ impl<V> RawMap<V> {
             segments: 0,
             params,
             counters: Counters::ZERO,
+            finger: Finger::NONE,
         }
     }
 
@@ -120,21 +145,32 @@ impl<V> RawMap<V> {
         }
     }
 
-    /// The place of `bits`, and whether a pair is there; a gap otherwise.
+    /// The place of `bits`, and whether a pair is there; a gap otherwise. `CHANGE` asks for what an insertion or removal will need
+    /// as well.
     ///
     /// # Safety
     /// The map is not empty, and the processor has `A`'s instruction set.
     #[inline(always)]
-    unsafe fn locate_with<A: Arch>(&self, bits: u64) -> (Place<V>, bool) {
+    unsafe fn locate_with<A: Arch, const CHANGE: bool>(&self, bits: u64) -> (Place<V>, bool) {
+        let key = flip(bits);
         // SAFETY: slots of a map that is not empty lead to live directories and segments; `remap` yields one of the
-        // segment's buckets, since the last bound is above every key.
+        // segment's buckets; a finger that is not void leads to a live one.
         unsafe {
-            let key = flip(bits);
-            let (segment, number) = Self::remap::<A>(self.descend(bits), key);
-            let bucket = self
-                .pool
-                .bucket(*(&raw const (*segment).ids).cast::<u32>().add(number));
-            bucket.prefetch_values();
+            let (segment, number, bucket) =
+                if CHANGE && self.finger.above < key && key <= self.finger.upto {
+                    (self.finger.segment, self.finger.number, self.finger.bucket)
+                } else {
+                    let segment = self.descend(bits);
+                    if CHANGE {
+                        prefetch(&raw const (*segment).lens);
+                        prefetch(&raw const (*segment).buckets);
+                    }
+                    let (segment, number) = Self::remap::<A>(segment, key);
+                    let id = *(&raw const (*segment).ids).cast::<u32>().add(number);
+                    let bucket = self.pool.bucket(id);
+                    bucket.prefetch_values();
+                    (segment, number, bucket)
+                };
             let pos = Self::rank_in_bucket::<A>(bucket, key);
             // `pos` may be one past the places; of the largest key only the length can tell it from padding.
             let found = pos < Shape::<V>::SLOTS
@@ -170,7 +206,7 @@ impl<V> RawMap<V> {
     unsafe fn find_with<A: Arch>(&self, bits: u64) -> *mut V {
         // SAFETY: as the caller of `find` vouches.
         unsafe {
-            let (place, found) = self.locate_with::<A>(bits);
+            let (place, found) = self.locate_with::<A, false>(bits);
             if found {
                 place.value()
             } else {
@@ -195,16 +231,16 @@ impl<V> RawMap<V> {
 
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2,popcnt")]
-    unsafe fn locate_avx2(&self, bits: u64) -> (Place<V>, bool) {
+    unsafe fn locate_avx2<const CHANGE: bool>(&self, bits: u64) -> (Place<V>, bool) {
         // SAFETY: as the caller vouches.
-        unsafe { self.locate_with::<search::Avx2>(bits) }
+        unsafe { self.locate_with::<search::Avx2, CHANGE>(bits) }
     }
 
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f,avx2,popcnt")]
-    unsafe fn locate_avx512(&self, bits: u64) -> (Place<V>, bool) {
+    unsafe fn locate_avx512<const CHANGE: bool>(&self, bits: u64) -> (Place<V>, bool) {
         // SAFETY: as the caller vouches.
-        unsafe { self.locate_with::<search::Avx512>(bits) }
+        unsafe { self.locate_with::<search::Avx512, CHANGE>(bits) }
     }
 
     /// Address of the value of `bits`.
@@ -229,26 +265,28 @@ impl<V> RawMap<V> {
     /// The place of `bits` and whether a pair is there, in a map that is not empty.
     #[inline]
     pub(crate) fn locate(&self, bits: u64) -> (Place<V>, bool) {
+        self.locate_for::<false>(bits)
+    }
+
+    /// As [`RawMap::locate`], with an eye to the insertion or removal that follows.
+    #[inline]
+    pub(crate) fn locate_to_change(&self, bits: u64) -> (Place<V>, bool) {
+        self.locate_for::<true>(bits)
+    }
+
+    #[inline(always)]
+    fn locate_for<const CHANGE: bool>(&self, bits: u64) -> (Place<V>, bool) {
         debug_assert!(!self.root.is_empty(), "an empty map has no places");
         // SAFETY: the map is not empty, and `level` has found the instruction set.
         unsafe {
             match level() {
                 #[cfg(target_arch = "x86_64")]
-                Level::Avx2 => self.locate_avx2(bits),
+                Level::Avx2 => self.locate_avx2::<CHANGE>(bits),
                 #[cfg(target_arch = "x86_64")]
-                Level::Avx512 => self.locate_avx512(bits),
-                _ => self.locate_with::<Base>(bits),
+                Level::Avx512 => self.locate_avx512::<CHANGE>(bits),
+                _ => self.locate_with::<Base, CHANGE>(bits),
             }
         }
-    }
-
-    /// The place of `bits` if a pair is there.
-    pub(crate) fn search(&self, bits: u64) -> Option<Place<V>> {
-        if self.len == 0 {
-            return None;
-        }
-        let (place, found) = self.locate(bits);
-        found.then_some(place)
     }
 
     /// Inserts a pair, or replaces the value and returns the old one.
@@ -258,7 +296,7 @@ impl<V> RawMap<V> {
             self.insert_first(bits, value);
             return None;
         }
-        let (place, found) = self.locate(bits);
+        let (place, found) = self.locate_to_change(bits);
         // SAFETY: `place` is a pair if found, else the gap where the pair belongs.
         unsafe {
             if found {
@@ -274,7 +312,7 @@ impl<V> RawMap<V> {
         if self.len == 0 {
             return self.insert_first(bits, value);
         }
-        let (place, found) = self.locate(bits);
+        let (place, found) = self.locate_to_change(bits);
         debug_assert!(!found, "the key is new");
         // SAFETY: the gap where the pair belongs.
         unsafe { self.insert_at(place, bits, value) }
@@ -329,6 +367,16 @@ impl<V> RawMap<V> {
             let len = usize::from(segment.lens[place.number]);
             segment.lens[place.number] += 1;
             segment.count += 1;
+            let before = (place.number as u8, (place.pos as u8).wrapping_sub(1));
+            if segment.latest == before {
+                self.finger = Finger {
+                    segment: place.segment,
+                    bucket: place.bucket,
+                    number: place.number,
+                    above: place.bucket.key(0),
+                    upto: segment.bound(place.number),
+                };
+            }
             segment.latest = (place.number as u8, place.pos as u8);
             self.len += 1;
             place.bucket.insert(len, place.pos, flip(bits), value)
@@ -338,9 +386,12 @@ impl<V> RawMap<V> {
     /// Removes the pair of `bits`.
     #[inline]
     pub(crate) fn remove(&mut self, bits: u64) -> Option<V> {
-        let place = self.search(bits)?;
-        // SAFETY: a pair.
-        Some(unsafe { self.remove_at(place) })
+        if self.len == 0 {
+            return None;
+        }
+        let (place, found) = self.locate_to_change(bits);
+        // SAFETY: a pair, if found.
+        found.then(|| unsafe { self.remove_at(place) })
     }
 
     /// Removes the pair at a place; other places of the map are void afterwards.
@@ -358,7 +409,7 @@ impl<V> RawMap<V> {
             segment.count -= 1;
             segment.latest.0 = u8::MAX;
             self.len -= 1;
-            if (len - 1) * 2 < self.capacity() {
+            if (len - 1) * 3 < self.capacity() {
                 self.underflow(place);
             }
             value

@@ -8,10 +8,10 @@
 //!    new key is beyond the bucket's end. Loads in order thus leave full buckets behind.
 //! 4. **split** the segment, when it has all its buckets (see [`super::split`]).
 
-use super::RawMap;
 use super::edge::Place;
 use super::search::{flip, unflip};
 use super::segment::Segment;
+use super::{Finger, RawMap};
 use alloc::vec::Vec;
 
 impl<V> RawMap<V> {
@@ -24,6 +24,7 @@ impl<V> RawMap<V> {
     pub(super) unsafe fn make_room(&mut self, place: Place<V>, bits: u64) -> Place<V> {
         // SAFETY: the segment and its buckets are live; positions lie within the lengths that the header gives.
         unsafe {
+            self.finger = Finger::NONE;
             let capacity = self.capacity();
             let segment = place.segment;
             let (number, pos) = (place.number, place.pos);
@@ -240,7 +241,7 @@ impl<V> RawMap<V> {
         }
     }
 
-    /// After a removal from a bucket that is less than half full: merges it with a neighbour, and segments likewise.
+    /// After a removal from a bucket that is less than a third full: merges it with a neighbour, and segments likewise.
     ///
     /// # Safety
     /// `place` is where a pair was.
@@ -249,6 +250,7 @@ impl<V> RawMap<V> {
     pub(super) unsafe fn underflow(&mut self, place: Place<V>) {
         // SAFETY: the segment and its buckets are live; merged pairs fit, as the sums say.
         unsafe {
+            self.finger = Finger::NONE;
             let capacity = self.capacity();
             let segment = place.segment;
             let (number, len) = (place.number, (*segment).len(place.number));

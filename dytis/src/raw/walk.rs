@@ -1,6 +1,7 @@
 //! Walking over a stretch of pairs from both ends.
 
 use super::RawMap;
+use super::bucket::Shape;
 use super::edge::Place;
 use core::marker::PhantomData;
 
@@ -88,11 +89,25 @@ impl<V> Span<V> {
         Some(place)
     }
 
-    /// Calls `visit` on the pairs in order, bucket by bucket, until it answers false.
+    /// Calls `visit` on the pairs in order, bucket by bucket, until it answers false; about `wanted` of them.
     #[inline]
-    fn visit(mut self, mut visit: impl FnMut(u64, *mut V) -> bool) {
+    fn visit(mut self, wanted: usize, mut visit: impl FnMut(u64, *mut V) -> bool) {
+        // Buckets are asked for so many ahead, unless so many pairs are not wanted.
+        const AHEAD: usize = 4;
+        let ahead = AHEAD.min(wanted / (Shape::<V>::SLOTS * 3 / 4));
+        let mut left = wanted;
+        if self.live {
+            for distance in 1..ahead {
+                // SAFETY: a pair of a live map.
+                unsafe { (*self.map).prefetch_bucket(self.front, distance) };
+            }
+        }
         while self.live {
             let place = self.front;
+            if left >= ahead * (Shape::<V>::SLOTS * 3 / 4) {
+                // SAFETY: a pair of a live map.
+                unsafe { (*self.map).prefetch_bucket(place, ahead) };
+            }
             let last_bucket = place.bucket.keys() == self.back.bucket.keys();
             // SAFETY: pairs of a live map, up to the end of the bucket or the last pair of the stretch.
             unsafe {
@@ -101,6 +116,7 @@ impl<V> Span<V> {
                 } else {
                     (*place.segment).len(place.number)
                 };
+                left = left.saturating_sub(end - place.pos);
                 for pos in place.pos..end {
                     let here = Place { pos, ..place };
                     if !visit(here.key(), here.value()) {
@@ -186,10 +202,16 @@ impl<'a, V> Walk<'a, V> {
 
     /// Calls `visit` on the pairs in order until it answers false.
     #[inline]
-    pub(crate) fn visit(self, mut visit: impl FnMut(u64, &'a V) -> bool) {
+    pub(crate) fn visit(self, visit: impl FnMut(u64, &'a V) -> bool) {
+        self.visit_about(usize::MAX, visit);
+    }
+
+    /// Calls `visit` on the pairs in order until it answers false, which is expected after `wanted` pairs.
+    #[inline]
+    pub(crate) fn visit_about(self, wanted: usize, mut visit: impl FnMut(u64, &'a V) -> bool) {
         // SAFETY: pairs, borrowed for `'a`.
         self.span
-            .visit(|bits, value| visit(bits, unsafe { &*value }));
+            .visit(wanted, |bits, value| visit(bits, unsafe { &*value }));
     }
 }
 
@@ -213,9 +235,10 @@ impl<'a, V> WalkMut<'a, V> {
     /// Calls `visit` on the pairs in order until it answers false.
     #[inline]
     pub(crate) fn visit(self, mut visit: impl FnMut(u64, &'a mut V) -> bool) {
-        // SAFETY: as above.
-        self.span
-            .visit(|bits, value| visit(bits, unsafe { &mut *value }));
+        self.span.visit(usize::MAX, |bits, value| {
+            // SAFETY: as above.
+            visit(bits, unsafe { &mut *value })
+        });
     }
 
     /// The pairs not yet yielded, to look at.
