@@ -11,6 +11,9 @@
 //! 4. A [`BatchSizeController`] decides on the batch size ([`controller`] lists them), a [`LearningRate`] follows, and a
 //!    [`Forecaster`] says where it is going ([`forecast`]).
 //!
+//! Everything works on slices; with feature `burn` (and `wgpu`, `cuda`) the module `burn` measures Burn tensors on the device
+//! that they live on.
+//!
 //! Equal inputs give equal decisions on every rank: there is no clock and no randomness in here, and sums do not depend on the
 //! number of threads.
 
