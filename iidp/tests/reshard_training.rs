@@ -135,7 +135,8 @@ fn step(
     let at = Topology::new(mesh.dims, shares.len())?.coordinates(rank)?;
     let replicas = communicator.split(at.pp * mesh.dims.tp + at.tp, at.dp)?;
     if mesh.sharded {
-        replicas.all_gather(Arc::make_mut(&mut next.parameters))?;
+        let parameters: &mut Vec<f32> = Arc::make_mut(&mut next.parameters);
+        replicas.all_gather(parameters)?;
     }
     Ok((next, loss[0] / batch.len() as f64))
 }
