@@ -28,10 +28,20 @@ pub struct Share {
 
 /// The distribution of `micro_batches` over `kinds` with the earliest finish, or `None` if none sums up exactly.
 ///
-/// Which of several distributions with the same finish is returned depends on the arguments only.
+/// Of several distributions with the same finish the one is returned that gives the kinds with the most streams (of equals
+/// the first) the fewest rounds.
 /// Computes in O(k log m) tests of feasibility for k kinds and m micro-batches; a test is O(k) when some kind has one stream and
 /// at most O(least common multiple of the streams) for two kinds.
 pub fn assign(kinds: &[RankKind], micro_batches: u64) -> Option<Vec<Share>> {
+    assign_after(kinds, &[], micro_batches)
+}
+
+/// [`assign`] for ranks that need `idle` seconds besides their rounds, one number per kind (none means 0).
+pub(crate) fn assign_after(
+    kinds: &[RankKind],
+    idle: &[f64],
+    micro_batches: u64,
+) -> Option<Vec<Share>> {
     let least: u64 = kinds
         .iter()
         .map(|kind| u64::from(kind.ranks) * u64::from(kind.streams))
@@ -42,87 +52,118 @@ pub fn assign(kinds: &[RankKind], micro_batches: u64) -> Option<Vec<Share>> {
     if kinds.is_empty() || micro_batches < least || !micro_batches.is_multiple_of(common) {
         return None;
     }
-    // Rounds that a rank of the kind can be given at all.
-    let most = |kind: &RankKind| {
-        let others = least - u64::from(kind.ranks) * u64::from(kind.streams);
-        (micro_batches - others) / u64::from(kind.streams)
+    if let [kind] = kinds {
+        let rounds = micro_batches / u64::from(kind.streams);
+        return Some(vec![share(kind, rounds)]);
+    }
+    let mut search = Bisection {
+        kinds,
+        idle,
+        micro_batches,
+        least,
+        limits: vec![0; kinds.len()],
+        totals: vec![0; kinds.len()],
+        order: (0..kinds.len()).collect(),
     };
+    // Kinds with few streams last: they fill what the coarse ones leave.
+    search
+        .order
+        .sort_by_key(|&index| std::cmp::Reverse(kinds[index].streams));
     // Bisect each kind's own multiples for the least finish time of this kind that is feasible for all.
-    let fits = |time: f64| -> Option<Vec<u64>> {
-        let mut limits = Vec::with_capacity(kinds.len());
-        for kind in kinds {
-            let rounds = rounds_within(kind.round, time, most(kind));
-            if rounds == 0 {
-                return None;
-            }
-            limits.push(rounds);
-        }
-        units(kinds, &limits, micro_batches)
-    };
     let mut best: Option<(f64, Vec<u64>)> = None;
-    for kind in kinds {
-        let (mut low, mut high) = (1, most(kind));
+    for index in 0..kinds.len() {
+        let (mut low, mut high) = (1, search.most(index));
         while low <= high {
             let middle = low + (high - low) / 2;
-            let time = middle as f64 * kind.round;
+            let time = search.finish(index, middle);
             if best.as_ref().is_some_and(|(least, _)| time >= *least) {
                 high = middle - 1;
-                continue;
-            }
-            match fits(time) {
-                Some(found) => {
-                    best = Some((time, found));
-                    high = middle - 1;
-                }
-                None => low = middle + 1,
+            } else if search.fits(time) {
+                best = Some((time, search.totals.clone()));
+                high = middle - 1;
+            } else {
+                low = middle + 1;
             }
         }
     }
     let (_, totals) = best?;
-    Some(
-        kinds
-            .iter()
-            .zip(totals)
-            .map(|(kind, total)| Share {
-                rounds: (total / u64::from(kind.ranks)) as u32,
-                longer: (total % u64::from(kind.ranks)) as u32,
-            })
-            .collect(),
-    )
+    let shares = kinds.iter().zip(totals);
+    Some(shares.map(|(kind, total)| share(kind, total)).collect())
 }
 
-/// Greatest number of rounds, at most `most`, that take no more than `time`, by the same product as the candidates.
-fn rounds_within(round: f64, time: f64, most: u64) -> u64 {
-    if most as f64 * round <= time {
-        return most;
+/// So many rounds in all, spread over the ranks of a kind as evenly as they go.
+fn share(kind: &RankKind, total: u64) -> Share {
+    Share {
+        rounds: (total / u64::from(kind.ranks)) as u32,
+        longer: (total % u64::from(kind.ranks)) as u32,
     }
-    let mut rounds = (time / round) as u64;
-    while rounds > 0 && rounds as f64 * round > time {
-        rounds -= 1;
-    }
-    while rounds < most && (rounds + 1) as f64 * round <= time {
-        rounds += 1;
-    }
-    rounds
 }
 
-/// Rounds in all per kind, between one and `limits` per rank, whose micro-batches sum to `total`.
-fn units(kinds: &[RankKind], limits: &[u64], total: u64) -> Option<Vec<u64>> {
-    // Kinds with few streams last: they fill what the coarse ones leave.
-    let mut order: Vec<usize> = (0..kinds.len()).collect();
-    order.sort_by_key(|&index| std::cmp::Reverse(kinds[index].streams));
-    let bounds = |index: usize| {
-        let ranks = u64::from(kinds[index].ranks);
-        (
-            ranks,
-            ranks * limits[index],
-            u64::from(kinds[index].streams),
-        )
-    };
-    let mut result = vec![0; kinds.len()];
-    fill(&order, &bounds, total, &mut result).then_some(result)
+struct Bisection<'a> {
+    kinds: &'a [RankKind],
+    idle: &'a [f64],
+    micro_batches: u64,
+    /// Micro-batches of one round on every rank.
+    least: u64,
+    /// Rounds per rank of each kind within the time in question.
+    limits: Vec<u64>,
+    /// Rounds in all per kind.
+    totals: Vec<u64>,
+    /// The order in which kinds are filled.
+    order: Vec<usize>,
 }
 
+impl Bisection<'_> {
+    /// Rounds that a rank of the kind can be given at all.
+    fn most(&self, index: usize) -> u64 {
+        let kind = &self.kinds[index];
+        let others = self.least - u64::from(kind.ranks) * u64::from(kind.streams);
+        (self.micro_batches - others) / u64::from(kind.streams)
+    }
+
+    fn finish(&self, index: usize, rounds: u64) -> f64 {
+        let idle = self.idle.get(index).copied().unwrap_or(0.0);
+        rounds as f64 * self.kinds[index].round + idle
+    }
+
+    /// Whether all can be done by `time`; `totals` says how.
+    fn fits(&mut self, time: f64) -> bool {
+        for index in 0..self.kinds.len() {
+            let rounds = self.rounds_within(index, time);
+            if rounds == 0 {
+                return false;
+            }
+            self.limits[index] = rounds;
+        }
+        let (kinds, limits) = (self.kinds, &self.limits);
+        let bounds = |index: usize| {
+            let ranks = u64::from(kinds[index].ranks);
+            let streams = u64::from(kinds[index].streams);
+            (ranks, ranks * limits[index], streams)
+        };
+        fill(&self.order, &bounds, self.micro_batches, &mut self.totals)
+    }
+
+    /// Greatest number of rounds of a kind that take no more than `time`, by the same arithmetic as the candidates.
+    fn rounds_within(&self, index: usize, time: f64) -> u64 {
+        let most = self.most(index);
+        if self.finish(index, most) <= time {
+            return most;
+        }
+        let idle = self.finish(index, 0);
+        let mut rounds = ((time - idle) / self.kinds[index].round) as u64;
+        while rounds > 0 && self.finish(index, rounds) > time {
+            rounds -= 1;
+        }
+        while rounds < most && self.finish(index, rounds + 1) <= time {
+            rounds += 1;
+        }
+        rounds
+    }
+}
+
+/// Chooses rounds in all per kind, within their bounds of (least, most, micro-batches per round), whose micro-batches sum to
+/// `total`.
 fn fill(
     order: &[usize],
     bounds: &impl Fn(usize) -> (u64, u64, u64),
@@ -149,25 +190,18 @@ fn fill(
     if low > high {
         return false;
     }
-    let mut attempt = |candidate: u64| {
+    let attempt = |candidate: u64| {
         result[index] = candidate;
         fill(rest, bounds, total - candidate * streams, result)
     };
-    if rest.len() <= 1 {
-        // The interval keeps the remainder within the last kind's bounds, so that only its residue matters, and residues
-        // repeat after a period.
-        let distinct = (lcm(streams, period) / streams).min(high - low + 1);
-        return (low..low + distinct).any(attempt);
-    }
-    // With more kinds the bounds restrict the residues near the ends: the whole interval is tried, from the middle where
-    // the others are freest.
-    let middle = low + (high - low) / 2;
-    (0..=high - middle).any(|offset| {
-        attempt(middle + offset)
-            || middle
-                .checked_sub(offset)
-                .is_some_and(|candidate| candidate >= low && attempt(candidate))
-    })
+    // The interval keeps the remainder within the bounds of the rest. If that is one kind only its residue matters, and
+    // residues repeat after a period; with more kinds the bounds restrict the residues near the ends, too.
+    let distinct = if rest.len() <= 1 {
+        (lcm(streams, period) / streams).min(high - low + 1)
+    } else {
+        high - low + 1
+    };
+    (low..low + distinct).any(attempt)
 }
 
 fn gcd(left: u64, right: u64) -> u64 {
@@ -187,11 +221,13 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn finish(kinds: &[RankKind], shares: &[Share]) -> f64 {
-        kinds
-            .iter()
-            .zip(shares)
-            .map(|(kind, share)| f64::from(share.rounds + u32::from(share.longer > 0)) * kind.round)
+    fn finish(kinds: &[RankKind], idle: &[f64], shares: &[Share]) -> f64 {
+        let finish = |(kind, share, idle): (&RankKind, &Share, &f64)| {
+            f64::from(share.rounds + u32::from(share.longer > 0)) * kind.round + idle
+        };
+        let ranks = kinds.iter().zip(shares).zip(idle);
+        ranks
+            .map(|((kind, share), idle)| finish((kind, share, idle)))
             .fold(0.0, f64::max)
     }
 
@@ -207,16 +243,17 @@ mod tests {
     }
 
     /// Least finish time over all distributions, rank by rank.
-    fn exhaustive(kinds: &[RankKind], micro_batches: u64) -> Option<f64> {
-        let ranks: Vec<RankKind> = kinds
+    fn exhaustive(kinds: &[RankKind], idle: &[f64], micro_batches: u64) -> Option<f64> {
+        let ranks: Vec<(RankKind, f64)> = kinds
             .iter()
-            .flat_map(|kind| std::iter::repeat_n(*kind, kind.ranks as usize))
+            .zip(idle)
+            .flat_map(|(kind, idle)| std::iter::repeat_n((*kind, *idle), kind.ranks as usize))
             .collect();
         // least[m] = earliest finish of the ranks so far with m micro-batches in all.
         let size = micro_batches as usize + 1;
         let mut least = vec![f64::INFINITY; size];
         least[0] = 0.0;
-        for rank in ranks {
+        for (rank, idle) in ranks {
             let mut next = vec![f64::INFINITY; size];
             for (done, &time) in least.iter().enumerate() {
                 for rounds in 1.. {
@@ -224,7 +261,7 @@ mod tests {
                     if sum >= size {
                         break;
                     }
-                    next[sum] = next[sum].min(time.max(rounds as f64 * rank.round));
+                    next[sum] = next[sum].min(time.max(rounds as f64 * rank.round + idle));
                 }
             }
             least = next;
@@ -288,19 +325,24 @@ mod tests {
     proptest! {
         #[test]
         fn equals_exhaustive_search(
-            kinds in proptest::collection::vec((1_u32..4, 1_u32..5, 1_u32..30), 1..4),
+            kinds in proptest::collection::vec((1_u32..4, 1_u32..5, 1_u32..30, 0_u32..40), 1..4),
             micro_batches in 1_u64..60,
+            waits in any::<bool>(),
         ) {
+            let idle: Vec<f64> = kinds
+                .iter()
+                .map(|kind| if waits { f64::from(kind.3) * 0.07 } else { 0.0 })
+                .collect();
             let kinds: Vec<RankKind> = kinds
                 .into_iter()
-                .map(|(ranks, streams, round)| RankKind { ranks, streams, round: f64::from(round) * 0.1 })
+                .map(|(ranks, streams, round, _)| RankKind { ranks, streams, round: f64::from(round) * 0.1 })
                 .collect();
-            let expected = exhaustive(&kinds, micro_batches);
-            let found = assign(&kinds, micro_batches);
+            let expected = exhaustive(&kinds, &idle, micro_batches);
+            let found = if waits { assign_after(&kinds, &idle, micro_batches) } else { assign(&kinds, micro_batches) };
             prop_assert_eq!(found.is_some(), expected.is_some());
             if let (Some(shares), Some(expected)) = (found, expected) {
                 prop_assert_eq!(total(&kinds, &shares), micro_batches);
-                prop_assert_eq!(finish(&kinds, &shares).total_cmp(&expected), std::cmp::Ordering::Equal);
+                prop_assert_eq!(finish(&kinds, &idle, &shares).total_cmp(&expected), std::cmp::Ordering::Equal);
                 prop_assert!(shares.iter().zip(&kinds).all(|(share, _)| share.rounds >= 1));
             }
         }

@@ -429,11 +429,22 @@ impl Outcome {
         }
     }
 
-    /// Counts configurations that are known to be rejected for a reason met before.
-    pub(crate) fn reject_more(&mut self, kind: &'static str, count: u64) {
+    /// Counts configurations that are known to be rejected for a reason met before; `false` if it was not.
+    pub(crate) fn reject_more(&mut self, kind: &'static str, count: u64) -> bool {
+        let Some(rejection) = self.rejections.get_mut(kind) else {
+            return false;
+        };
+        rejection.count += count;
         self.examined += count;
-        if let Some(rejection) = self.rejections.get_mut(kind) {
-            rejection.count += count;
+        true
+    }
+
+    /// Counts configurations that are rejected for the same reason.
+    pub(crate) fn reject_all(&mut self, reason: Infeasible, count: u64) {
+        if count > 0 {
+            let kind = reason.kind();
+            self.reject(reason);
+            self.reject_more(kind, count - 1);
         }
     }
 

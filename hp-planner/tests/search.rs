@@ -1,11 +1,14 @@
 //! The search against exhaustive enumeration, and its determinism.
 
+mod support;
+
 use std::time::Duration;
 
 use hp_planner::{
     AnalyticCost, ClusterSpec, Configuration, CostModel, Estimate, Infeasible, Link, ModelSpec,
-    NodeGroup, Planner, Precision, Problem, Recompute, Schedule, Stage, StopReason, TrainingSpec,
+    NodeGroup, Planner, Precision, Problem, Stage, StopReason, TrainingSpec,
 };
+use support::space;
 
 /// The analytic model with bounds that exclude nothing and without the reason that lets the search skip.
 ///
@@ -39,65 +42,6 @@ impl CostModel for Boundless {
             .round_seconds(problem, configuration, stage, virtual_workers)?;
         Some(seconds * 0.5_f64.powi(60))
     }
-}
-
-/// A small generator with a fixed seed per case.
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, sides: u64) -> u64 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % sides
-    }
-
-    fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
-        choices[self.roll(choices.len() as u64) as usize]
-    }
-}
-
-fn space(seed: u64) -> (ClusterSpec, ModelSpec, TrainingSpec) {
-    let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-    let groups = 1 + dice.roll(3).min(1);
-    let mut cluster = ClusterSpec::homogeneous("V100-16", 1, 1).unwrap();
-    cluster.groups = (0..groups)
-        .map(|_| NodeGroup {
-            gpu: dice.pick(&["V100-16", "T4", "A100-40"]).to_owned(),
-            nodes: 1 + dice.roll(2) as u32,
-            gpus_per_node: dice.pick(&[1, 2, 4]),
-            intra: None,
-            inter: Some(Link::new(dice.pick(&[1.25, 12.5]), 10.0)),
-            // Equal prices make ties in money.
-            price_per_gpu_hour: Some(dice.pick(&[1.0, 1.0, 2.5])),
-            spot: false,
-            zone: String::new(),
-        })
-        .collect();
-    let layers = 2 + dice.roll(5) as u32;
-    let hidden = dice.pick(&[256, 1024, 4096]);
-    let model = ModelSpec::gpt("small", layers, hidden, 4, 10_000, 512);
-    let mut training = TrainingSpec::new(dice.pick(&[4, 6, 8, 12]), 512);
-    training.precision = Precision::Fp16;
-    training.micro_batches = vec![1, 2];
-    training.recompute = if dice.roll(2) == 0 {
-        vec![Recompute::None]
-    } else {
-        vec![Recompute::None, Recompute::Full]
-    };
-    training.zero = dice.pick::<&[u8]>(&[&[0], &[0, 1], &[0, 2, 3]]).to_vec();
-    training.schedules = dice
-        .pick::<&[Schedule]>(&[
-            &[Schedule::OneFOneB],
-            &[Schedule::GPipe, Schedule::OneFOneB],
-            &[Schedule::OneFOneB, Schedule::ZbH1, Schedule::ZbV],
-        ])
-        .to_vec();
-    training.max_vpp = dice.pick(&[1, 2]);
-    training.max_virtual_workers = dice.pick(&[1, 2]);
-    training.memory_margin = dice.pick(&[0.05, 0.3]);
-    (cluster, model, training)
 }
 
 #[test]

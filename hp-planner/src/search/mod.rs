@@ -12,6 +12,8 @@
 //! of the rounds before and its own finds, so neither the result nor the counts depend on the number of threads. Memory
 //! holds the shapes, the fronts and one shape's allocations per thread.
 
+mod below;
+mod layers;
 mod partition;
 mod space;
 mod visit;
@@ -24,8 +26,9 @@ use crate::cost::{CostModel, Problem};
 use crate::error::Infeasible;
 use crate::plan::StopReason;
 use crate::planner::Outcome;
+use layers::LayerTimes;
 use space::Shape;
-use visit::{LayerTimes, Visit};
+use visit::Visit;
 
 /// Shapes per round.
 const ROUND: usize = 64;
@@ -52,7 +55,7 @@ pub(crate) fn search(
     let times = LayerTimes::new(problem, cost);
     let mut visits: Vec<Visit> = space::shapes(problem)
         .into_par_iter()
-        .filter_map(|shape: Shape| Visit::new(problem, &times, shape))
+        .filter_map(|shape: Shape| Visit::new(problem, cost, &times, shape))
         .collect();
     visits.sort_by(Visit::order);
     for round in visits.chunks(ROUND) {

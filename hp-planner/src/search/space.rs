@@ -74,8 +74,8 @@ pub(super) fn shapes(problem: &Problem<'_>) -> Vec<Shape> {
     for groups in subsets(cluster.groups.len()) {
         let node = groups
             .iter()
-            .map(|&g| cluster.groups[g].gpus_per_node)
-            .fold(0, gcd);
+            .map(|&g| u64::from(cluster.groups[g].gpus_per_node))
+            .fold(0, gcd) as u32;
         let fewest = groups
             .iter()
             .map(|&g| cluster.groups[g].gpus())
@@ -172,7 +172,7 @@ fn expert_degrees(most: u32, experts: u32) -> impl Iterator<Item = u32> + Clone 
     powers(most).filter(move |&ep| ep == 1 || experts.is_multiple_of(ep))
 }
 
-fn gcd(a: u32, b: u32) -> u32 {
+fn gcd(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
@@ -204,58 +204,65 @@ pub(super) fn schedules(problem: &Problem<'_>, pp: u32) -> Vec<(Schedule, u32)> 
     all
 }
 
+/// Numbers of replicas per group of a family, as rows of one array.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Counts {
+    width: usize,
+    flat: Vec<u32>,
+}
+
+impl Counts {
+    /// The rows, one number per kind of replica.
+    pub(super) fn rows(&self) -> std::slice::ChunksExact<'_, u32> {
+        self.flat.chunks_exact(self.width)
+    }
+
+    /// The row at `index`.
+    pub(super) fn row(&self, index: usize) -> &[u32] {
+        &self.flat[index * self.width..(index + 1) * self.width]
+    }
+}
+
 /// Numbers of replicas per group of the family to try, the most replicas first.
 ///
 /// GPUs are taken within one node or as whole nodes.
-pub(super) fn allocations(
-    problem: &Problem<'_>,
-    shape: &Shape,
-    micro_batches: u64,
-) -> Vec<Vec<u32>> {
+pub(super) fn allocations(problem: &Problem<'_>, shape: &Shape, micro_batches: u64) -> Counts {
     let groups = &problem.cluster.groups;
-    let fits = |group: usize, gpus: u64| {
-        let group = &groups[group];
-        let node = u64::from(group.gpus_per_node);
-        gpus <= u64::from(group.gpus()) && (gpus <= node || gpus.is_multiple_of(node))
-    };
+    let each = u64::from(shape.tp) * u64::from(shape.cp);
     let most = u64::from(u32::MAX).min(micro_batches);
     match &shape.family {
         Family::Across(stages) => {
-            let each = u64::from(shape.tp) * u64::from(shape.cp);
-            let limit = stages
+            let parts: Vec<(u64, u64, u64)> = stages
                 .iter()
-                .map(|&(group, n)| u64::from(groups[group].gpus()) / (each * u64::from(n)))
-                .min()
-                .unwrap_or(0)
-                .min(most);
-            let mut all: Vec<Vec<u32>> = (1..=limit)
-                .filter(|dp| {
-                    stages
-                        .iter()
-                        .all(|&(group, n)| fits(group, dp * each * u64::from(n)))
+                .map(|&(group, n)| {
+                    let group = &groups[group];
+                    let (node, all) = (u64::from(group.gpus_per_node), u64::from(group.gpus()));
+                    (each * u64::from(n), node, all)
                 })
-                .map(|dp| vec![dp as u32])
                 .collect();
-            all.reverse();
-            all
+            let mut flat = replicas(&parts, most);
+            flat.reverse();
+            Counts { width: 1, flat }
         }
         Family::Within(within) => {
-            let each = u64::from(shape.tp) * u64::from(shape.cp) * u64::from(shape.pp);
+            let each = each * u64::from(shape.pp);
             let mut choices: Vec<Vec<u32>> = within
                 .iter()
                 .map(|&group| {
-                    let limit = (u64::from(groups[group].gpus()) / each).min(most);
-                    (1..=limit)
-                        .filter(|dp| fits(group, dp * each))
-                        .map(|dp| dp as u32)
-                        .collect()
+                    let group = &groups[group];
+                    let (node, all) = (u64::from(group.gpus_per_node), u64::from(group.gpus()));
+                    replicas(&[(each, node, all)], most)
                 })
                 .collect();
+            if let [counts] = choices.as_mut_slice() {
+                counts.reverse();
+                return Counts {
+                    width: 1,
+                    flat: std::mem::take(counts),
+                };
+            }
             let mut steps = 16;
-            while choices.len() > 1
-                && choices.iter().map(Vec::len).product::<usize>() > ALLOCATIONS
-                && steps > 0
-            {
+            while choices.iter().map(Vec::len).product::<usize>() > ALLOCATIONS && steps > 0 {
                 choices = choices
                     .into_iter()
                     .map(|counts| thinned(counts, steps))
@@ -275,10 +282,41 @@ pub(super) fn allocations(
             }
             let replicas = |counts: &[u32]| counts.iter().map(|&dp| u64::from(dp)).sum::<u64>();
             all.retain(|counts| replicas(counts) <= micro_batches);
-            all.sort_by_key(|counts| (std::cmp::Reverse(replicas(counts)), counts.clone()));
-            all
+            all.sort_by(|a, b| replicas(b).cmp(&replicas(a)).then_with(|| a.cmp(b)));
+            Counts {
+                width: within.len(),
+                flat: all.concat(),
+            }
         }
     }
+}
+
+/// Numbers of replicas up to `most` whose GPUs in every group are within a node or whole nodes, ascending. Of each group are
+/// given the GPUs that a replica takes, the GPUs of a node, and all.
+fn replicas(parts: &[(u64, u64, u64)], most: u64) -> Vec<u32> {
+    let limit = parts
+        .iter()
+        .map(|&(each, _, all)| all / each)
+        .fold(most, u64::min);
+    // More replicas than a node has GPUs take whole nodes of every group.
+    let (mut step, mut small) = (1, 0);
+    for &(each, node, _) in parts {
+        let whole = node / gcd(each, node);
+        step = step / gcd(step, whole) * whole;
+        small = small.max(node);
+    }
+    let fits = |dp: u64| {
+        parts.iter().all(|&(each, node, _)| {
+            let gpus = dp * each;
+            gpus <= node || gpus.is_multiple_of(node)
+        })
+    };
+    let first = (small / step + 1) * step;
+    (1..=small.min(limit))
+        .filter(|&dp| fits(dp))
+        .chain((first..=limit).step_by(step as usize))
+        .map(|dp| dp as u32)
+        .collect()
 }
 
 /// Keeps about `steps` counts per octave, the least and the greatest among them.
@@ -305,6 +343,30 @@ mod tests {
         assert_eq!(depths(12, 12), [1, 2, 3, 4, 6, 12]);
         assert_eq!(depths(7, 4), [1, 2, 3, 4]);
         assert_eq!(depths(4, 9), [1, 2, 4]);
+    }
+
+    #[test]
+    fn replicas_fill_part_of_a_node_or_whole_nodes() {
+        for each in 1..20_u64 {
+            for (node, nodes) in [(1, 9), (4, 5), (8, 7), (6, 4)] {
+                for other in [None, Some((2, 4, 40)), Some((3, 1, 30))] {
+                    let parts: Vec<_> = [(each, node, node * nodes)]
+                        .into_iter()
+                        .chain(other)
+                        .collect();
+                    let expected: Vec<u32> = (1..=37)
+                        .filter(|dp| {
+                            parts.iter().all(|&(each, node, all)| {
+                                let gpus = dp * each;
+                                gpus <= all && (gpus <= node || gpus % node == 0)
+                            })
+                        })
+                        .map(|dp| dp as u32)
+                        .collect();
+                    assert_eq!(replicas(&parts, 37), expected, "{parts:?}");
+                }
+            }
+        }
     }
 
     #[test]
