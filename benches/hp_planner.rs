@@ -40,19 +40,10 @@ fn cluster(groups: &[(&str, u32)]) -> ClusterSpec {
     cluster
 }
 
-/// 1F1B, with and without full recomputation, `ZeRO` stages 0 and 1.
-fn plain(global_batch: u64) -> TrainingSpec {
-    let mut training = TrainingSpec::new(global_batch, 2048);
-    training.micro_batches = vec![1, 2, 4, 8];
-    training.recompute = vec![Recompute::None, Recompute::Full];
-    training.zero = vec![0, 1];
-    training.sequence_parallel = true;
-    training
-}
-
 /// All recompute choices, `ZeRO` stages and schedules, up to eight chunks per stage.
 fn everything(global_batch: u64) -> TrainingSpec {
-    let mut training = plain(global_batch);
+    let mut training = TrainingSpec::new(global_batch, 2048);
+    training.micro_batches = vec![1, 2, 4, 8];
     training.recompute = vec![Recompute::None, Recompute::Selective, Recompute::Full];
     training.zero = vec![0, 1, 2, 3];
     training.schedules = vec![
@@ -63,6 +54,17 @@ fn everything(global_batch: u64) -> TrainingSpec {
         Schedule::ZbV,
     ];
     training.max_vpp = 8;
+    training.sequence_parallel = true;
+    training
+}
+
+/// What launchers offer most: 1F1B, with and without full recomputation, `ZeRO` stages 0 and 1.
+fn plain(global_batch: u64) -> TrainingSpec {
+    let mut training = everything(global_batch);
+    training.recompute = vec![Recompute::None, Recompute::Full];
+    training.zero = vec![0, 1];
+    training.schedules = vec![Schedule::OneFOneB];
+    training.max_vpp = 1;
     training
 }
 
@@ -76,19 +78,46 @@ fn search(criterion: &mut Criterion) {
     let large = ModelSpec::gpt("gpt-175b", 96, 12_288, 96, 51_200, 2048);
     let huge = ModelSpec::gpt("gpt-1t", 128, 25_600, 160, 51_200, 2048);
     let mixed = [("A100-80", 32), ("V100-16", 32)];
+    let four = [
+        ("H100-80", 16),
+        ("A100-80", 16),
+        ("V100-32", 16),
+        ("T4", 16),
+    ];
     let many = [("H100-80", 625), ("A100-80", 625)];
     for (name, groups, model, training) in [
-        ("128 A100", &[("A100-80", 16)][..], &small, plain(512)),
-        ("512 mixed", &mixed[..], &small, plain(1024)),
+        ("128 A100", &[("A100-80", 16)][..], &small, everything(512)),
+        ("512 of two types", &mixed[..], &small, everything(1024)),
         (
-            "175B on 1,024 A100, everything",
+            "512 of two types, 1F1B only",
+            &mixed[..],
+            &small,
+            plain(1024),
+        ),
+        (
+            "512 of four types, 1F1B only",
+            &four[..],
+            &small,
+            plain(1024),
+        ),
+        (
+            "175B on 1,024 A100",
             &[("A100-80", 128)][..],
             &large,
             everything(1536),
         ),
-        ("1T on 10,000 mixed", &many[..], &huge, plain(4096)),
+        (
+            "1T on 10,000 of two types",
+            &many[..],
+            &huge,
+            everything(4096),
+        ),
     ] {
-        let model = if smoke() { &small } else { model };
+        let (model, training) = if smoke() {
+            (&small, plain(64))
+        } else {
+            (model, training)
+        };
         let planner = Planner::new(cluster(groups), model.clone(), training);
         group.bench_function(name, |bencher| {
             bencher.iter(|| black_box(planner.plan().map(|report| report.front.len())));

@@ -30,7 +30,7 @@ pub struct Share {
 ///
 /// Of several distributions with the same finish the one is returned that gives the kinds with the most streams (of equals
 /// the first) the fewest rounds.
-/// Computes in O(k log m) tests of feasibility for k kinds and m micro-batches; a test is O(k) when some kind has one stream and
+/// Computes in O(k log m) tests of feasibility for k kinds and m micro-batches, mostly in O(k); a test is O(k) when some kind has one stream and
 /// at most O(least common multiple of the streams) for two kinds.
 pub fn assign(kinds: &[RankKind], micro_batches: u64) -> Option<Vec<Share>> {
     assign_after(kinds, &[], micro_batches)
@@ -69,20 +69,29 @@ pub(crate) fn assign_after(
     search
         .order
         .sort_by_key(|&index| std::cmp::Reverse(kinds[index].streams));
-    // Bisect each kind's own multiples for the least finish time of this kind that is feasible for all.
     let mut best: Option<(f64, Vec<u64>)> = None;
+    let least = search.least_time();
     for index in 0..kinds.len() {
-        let (mut low, mut high) = (1, search.most(index));
+        // Each kind's own multiples, from the last that is too early: mostly the next or the one after it will do.
+        let mut low = search.rounds_within(index, least).max(1);
+        let mut high = search.most(index);
+        let mut step = 1;
+        let mut found = false;
         while low <= high {
-            let middle = low + (high - low) / 2;
+            let middle = if found {
+                low + (high - low) / 2
+            } else {
+                high.min(low + step - 1)
+            };
             let time = search.finish(index, middle);
-            if best.as_ref().is_some_and(|(least, _)| time >= *least) {
-                high = middle - 1;
+            if best.as_ref().is_some_and(|(best, _)| time >= *best) {
+                (found, high) = (true, middle - 1);
             } else if search.fits(time) {
                 best = Some((time, search.totals.clone()));
-                high = middle - 1;
+                (found, high) = (true, middle - 1);
             } else {
                 low = middle + 1;
+                step *= 2;
             }
         }
     }
@@ -119,6 +128,17 @@ impl Bisection<'_> {
         let kind = &self.kinds[index];
         let others = self.least - u64::from(kind.ranks) * u64::from(kind.streams);
         (self.micro_batches - others) / u64::from(kind.streams)
+    }
+
+    /// A time by which not all can be done, or just so: all ranks at work all the time. Lowered a little against rounding.
+    fn least_time(&self) -> f64 {
+        let (mut rate, mut idle) = (0.0, 0.0);
+        for (index, kind) in self.kinds.iter().enumerate() {
+            let each = f64::from(kind.ranks) * f64::from(kind.streams) / kind.round;
+            rate += each;
+            idle += each * self.finish(index, 0);
+        }
+        (self.micro_batches as f64 + idle) / rate * (1.0 - 1e-9)
     }
 
     fn finish(&self, index: usize, rounds: u64) -> f64 {

@@ -65,6 +65,12 @@ pub enum Error {
         /// Each reason with the number of configurations it rejected, the most frequent first.
         reasons: Vec<(Infeasible, u64)>,
     },
+    /// The time limit was reached before anything was found that can run.
+    #[error("time limit reached with nothing feasible found, {examined} configurations examined")]
+    TimeLimit {
+        /// Configurations looked at.
+        examined: u64,
+    },
     /// A configuration contradicts the cluster or the model.
     #[error("configuration cannot run: {0}")]
     Infeasible(#[from] Infeasible),

@@ -13,6 +13,7 @@ use crate::model::ModelSpec;
 use crate::pareto::ParetoFront;
 use crate::plan::{
     Allocation, Configuration, ParallelDims, ParallelPlan, Rejection, ReplicaGroup, Stage,
+    StopReason,
 };
 use crate::report::PlanReport;
 use crate::search::search;
@@ -114,12 +115,18 @@ impl Planner {
     /// The Pareto front over iteration time and money.
     ///
     /// # Errors
-    /// [`Error::Field`] if an input is not valid, [`Error::NothingFeasible`] if no configuration can run.
+    /// [`Error::Field`] if an input is not valid, [`Error::NothingFeasible`] if no configuration can run,
+    /// [`Error::TimeLimit`] if none was found in time.
     pub fn plan(&self) -> Result<PlanReport> {
         self.validate()?;
         let (total, stop) = search(&self.problem(), self.cost.as_ref(), self.time_limit);
         if total.front.is_empty() {
-            return Err(total.nothing());
+            return Err(match stop {
+                StopReason::TimeLimit => Error::TimeLimit {
+                    examined: total.examined,
+                },
+                StopReason::Complete => total.nothing(),
+            });
         }
         Ok(PlanReport::new(
             self,

@@ -9,8 +9,8 @@ mod support;
 use std::collections::BTreeMap;
 
 use hp_planner::{
-    Allocation, AnalyticCost, Configuration, CostModel, ParallelDims, Planner, Problem, Recompute,
-    ReplicaGroup, Schedule, Stage,
+    Allocation, AnalyticCost, Configuration, CostModel, Estimate, Infeasible, ParallelDims,
+    Planner, Problem, Recompute, ReplicaGroup, ReplicaKind, Schedule, ShapeChoice, Stage,
 };
 use support::space;
 
@@ -373,13 +373,67 @@ impl Brute<'_> {
         for &zero in &self.problem.training.zero {
             configuration.zero = zero;
             self.tried += 1;
-            if let Ok(estimate) = self.cost.estimate(&self.problem, &configuration) {
+            let estimate = self.cost.estimate(&self.problem, &configuration);
+            let least = finish(best);
+            self.shape_agrees(&configuration, kinds, chosen, least, &estimate);
+            if let Ok(estimate) = estimate {
                 self.points.push((
                     estimate.iteration_time(),
                     estimate.iteration_cost(),
                     configuration.clone(),
                 ));
             }
+        }
+    }
+
+    /// Compares what the cost model says about a shape with its estimate of the configuration.
+    fn shape_agrees(
+        &self,
+        configuration: &Configuration,
+        kinds: &[Vec<Stage>],
+        chosen: &[(u32, u32)],
+        finish: f64,
+        estimate: &Result<Estimate, Infeasible>,
+    ) {
+        let kinds: Vec<ReplicaKind<'_>> = kinds
+            .iter()
+            .zip(chosen)
+            .map(|(stages, &(_, virtual_workers))| ReplicaKind {
+                stages,
+                virtual_workers,
+            })
+            .collect();
+        let shape = self.cost.shape(&self.problem, configuration, &kinds);
+        let Ok(mut shape) = shape.unwrap() else {
+            assert!(estimate.is_err(), "{configuration:?}");
+            return;
+        };
+        let kind_of = |replicas: &ReplicaGroup| {
+            let kind = kinds.iter().position(|kind| {
+                kind.stages == replicas.stages && kind.virtual_workers == replicas.virtual_workers
+            });
+            (kind.unwrap(), replicas.accumulation_steps)
+        };
+        let rounds: Vec<(usize, u32)> = configuration.replicas.iter().map(kind_of).collect();
+        let choice = ShapeChoice {
+            schedule: configuration.schedule,
+            zero: configuration.zero,
+            dp: configuration.dims.dp,
+            rounds: &rounds,
+        };
+        match estimate {
+            Ok(estimate) => {
+                let seconds = estimate.iteration_time();
+                assert_eq!(shape.seconds(&choice), seconds, "{configuration:?}");
+                let bound = finish + shape.after(choice.zero, choice.dp);
+                assert!(
+                    bound <= seconds * (1.0 + 1e-12),
+                    "{bound} {configuration:?}"
+                );
+                assert!(shape.fits(&choice), "{configuration:?}");
+            }
+            Err(Infeasible::Memory { .. }) => assert!(!shape.fits(&choice), "{configuration:?}"),
+            Err(_) => {}
         }
     }
 

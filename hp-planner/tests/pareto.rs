@@ -112,4 +112,37 @@ proptest! {
         }
         prop_assert_eq!(front.clone().thinned(0.0).unwrap(), front);
     }
+
+    /// Every rule against its own definition, by trying all points; the chord as a line in the plane.
+    #[test]
+    fn rules_choose_what_they_say(
+        points in prop::collection::vec((0.0f64..100.0, 0.0f64..100.0), 1..30),
+        weights in (0.0f64..1.0, 0.01f64..1.0),
+    ) {
+        let mut front = ParetoFront::new();
+        for (i, &(t, c)) in points.iter().enumerate() {
+            front.insert(t, c, i).unwrap();
+        }
+        let all = front.points();
+        let (first, last) = (&all[0], &all[all.len() - 1]);
+        let scale = |value: f64, best: f64, worst: f64| if worst > best { (value - best) / (worst - best) } else { 0.0 };
+        let scaled = |i: usize| {
+            (scale(all[i].time, first.time, last.time), scale(all[i].cost, last.cost, first.cost))
+        };
+        let chosen = |objective| front.select(objective).unwrap().index;
+        let best = |score: &dyn Fn(usize) -> f64| (0..all.len()).map(score).fold(f64::INFINITY, f64::min);
+        // Distance from the line through (0, 1) and (1, 0), positive on the side of the origin.
+        let knee = |i: usize| {
+            let (t, c) = scaled(i);
+            (t + c - 1.0) / 2.0_f64.sqrt()
+        };
+        prop_assert!((knee(chosen(Objective::Knee)) - best(&knee)).abs() < 1e-9);
+        let weighted = |i: usize| weights.0 * scaled(i).0 + weights.1 * scaled(i).1;
+        let objective = Objective::Weighted { time: weights.0, cost: weights.1 };
+        prop_assert!((weighted(chosen(objective)) - best(&weighted)).abs() < 1e-9);
+        let product = |i: usize| all[i].time * all[i].cost;
+        prop_assert!((product(chosen(Objective::MinProduct)) - best(&product)).abs() < 1e-6);
+        prop_assert_eq!(chosen(Objective::Fastest), 0);
+        prop_assert_eq!(chosen(Objective::Cheapest), all.len() - 1);
+    }
 }

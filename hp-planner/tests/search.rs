@@ -2,13 +2,14 @@
 
 mod support;
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use hp_planner::{
-    AnalyticCost, ClusterSpec, Configuration, CostModel, Estimate, Infeasible, Link, ModelSpec,
-    NodeGroup, Planner, Precision, Problem, Stage, StopReason, TrainingSpec,
+    AnalyticCost, Configuration, CostModel, Error, Estimate, Infeasible, ModelSpec, Planner,
+    Problem, Recompute, Schedule, Stage, StopReason, TrainingSpec,
 };
-use support::space;
+use support::{cluster, group, space};
 
 /// The analytic model with bounds that exclude nothing and without the reason that lets the search skip.
 ///
@@ -115,51 +116,89 @@ fn a_time_limit_gives_a_part_of_the_front_or_nothing() {
                 assert!(on_front || whole.front.dominates(point.time, point.cost));
             }
         }
-        Err(error) => assert!(error.to_string().contains("0 examined"), "{error}"),
+        Err(error) => assert!(matches!(error, Error::TimeLimit { .. }), "{error}"),
+    }
+}
+
+/// A mixed cluster with a space of some ten thousand shapes.
+fn large() -> Planner {
+    let cluster = cluster(vec![
+        group("A100-40", 32, 8, 25.0, 3.0),
+        group("V100-32", 32, 8, 12.5, 2.0),
+    ]);
+    let model = ModelSpec::gpt("gpt", 48, 6144, 48, 50_000, 1024);
+    let mut training = TrainingSpec::new(1024, 1024);
+    training.micro_batches = vec![1, 2, 4, 8];
+    training.recompute = vec![Recompute::None, Recompute::Selective, Recompute::Full];
+    training.zero = vec![0, 1, 2, 3];
+    training.schedules = vec![Schedule::OneFOneB, Schedule::ZbH1];
+    training.max_vpp = 4;
+    Planner::new(cluster, model, training)
+}
+
+#[test]
+fn what_is_found_in_time_is_true() {
+    let planner = large();
+    // However far the search gets in this time, nothing it returns is made up.
+    for limit in [1, 5, 20, 80] {
+        let Ok(part) = planner
+            .clone()
+            .with_time_limit(Duration::from_millis(limit))
+            .plan()
+        else {
+            continue;
+        };
+        for point in &part.front {
+            let again = planner.evaluate(&point.payload.configuration).unwrap();
+            assert_eq!(again, point.payload);
+            assert_eq!(again.configuration.global_batch(), 1024);
+        }
+    }
+}
+
+/// Sleeps in the first estimate until the time limit is over, and counts estimates.
+#[derive(Debug, Default)]
+struct Slow(AnalyticCost, AtomicUsize);
+
+impl CostModel for &'static Slow {
+    fn estimate(
+        &self,
+        problem: &Problem<'_>,
+        configuration: &Configuration,
+    ) -> Result<Estimate, Infeasible> {
+        if self.1.fetch_add(1, Ordering::Relaxed) == 0 {
+            std::thread::sleep(Duration::from_secs(3));
+        }
+        self.0.estimate(problem, configuration)
+    }
+
+    fn round_seconds(
+        &self,
+        problem: &Problem<'_>,
+        configuration: &Configuration,
+        stage: &Stage,
+        virtual_workers: u32,
+    ) -> Option<f64> {
+        self.0
+            .round_seconds(problem, configuration, stage, virtual_workers)
     }
 }
 
 #[test]
-fn mixing_is_never_worse_than_the_best_homogeneous_part() {
-    for (fast, slow) in [("V100-16", "T4"), ("A100-40", "V100-16"), ("A100-40", "T4")] {
-        let group = |gpu: &str| NodeGroup {
-            gpu: gpu.to_owned(),
-            nodes: 1,
-            gpus_per_node: 4,
-            intra: None,
-            inter: Some(Link::new(12.5, 10.0)),
-            price_per_gpu_hour: Some(1.0),
-            spot: false,
-            zone: String::new(),
-        };
-        let plan = |groups: Vec<NodeGroup>| {
-            let mut cluster = ClusterSpec::homogeneous("V100-16", 1, 1).unwrap();
-            cluster.groups = groups;
-            let model = ModelSpec::gpt("gpt", 12, 1024, 16, 50_000, 1024);
-            let mut training = TrainingSpec::new(1024, 1024);
-            training.micro_batches = vec![1, 2, 4];
-            training.precision = Precision::Fp16;
-            Planner::new(cluster, model, training).plan().unwrap()
-        };
-        let mixed = plan(vec![group(fast), group(slow)]);
-        let mut best = f64::INFINITY;
-        for gpu in [fast, slow] {
-            let alone = plan(vec![group(gpu)]);
-            for point in &alone.front {
-                best = best.min(point.time);
-                assert!(
-                    mixed
-                        .front
-                        .iter()
-                        .any(|p| p.time <= point.time && p.cost <= point.cost)
-                );
-            }
-        }
-        let fastest = mixed.front.iter().next().unwrap();
-        assert!(
-            fastest.time < best,
-            "{fast} + {slow}: {} against {best}",
-            fastest.time
-        );
+fn past_the_limit_nothing_more_is_begun() {
+    let slow: &'static Slow = Box::leak(Box::default());
+    let planner = large()
+        .with_cost_model(slow)
+        .with_time_limit(Duration::from_secs(3));
+    let pool = rayon::ThreadPoolBuilder::new()
+        .num_threads(1)
+        .build()
+        .unwrap();
+    match pool.install(|| planner.plan()) {
+        Ok(report) => assert_eq!(report.stop, StopReason::TimeLimit),
+        Err(error) => assert!(matches!(error, Error::TimeLimit { .. }), "{error}"),
     }
+    // The row of numbers of replicas at hand is brought to its end: one estimate per ZeRO stage.
+    let estimates = slow.1.load(Ordering::Relaxed);
+    assert!((1..=4).contains(&estimates), "{estimates} estimates");
 }

@@ -115,9 +115,13 @@ pub trait ShapeCost: Debug {
     /// [`CostModel::round_seconds`] says.
     fn round(&self, kind: usize) -> (f64, f64);
 
+    /// Seconds that an iteration of `dp` replicas, some of each kind, takes at least besides the rounds and the idle time of
+    /// its slowest replica, whatever the shares of the batch: reduction, update, fixed costs.
+    fn after(&mut self, zero: u8, dp: u32) -> f64;
+
     /// Seconds that no configuration of this choice beats.
     fn seconds(&mut self, choice: &ShapeChoice<'_>) -> f64;
 
-    /// `false` only if the memory of a device does not suffice.
+    /// `false` only if the memory of a device does not suffice: then fewer replicas or more rounds do not fit either.
     fn fits(&self, choice: &ShapeChoice<'_>) -> bool;
 }

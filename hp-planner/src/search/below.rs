@@ -12,7 +12,6 @@ use crate::planner::Outcome;
 use crate::training::Schedule;
 
 /// What is fixed below a shape.
-#[derive(Debug)]
 pub(super) struct Below<'a> {
     problem: &'a Problem<'a>,
     cost: &'a dyn CostModel,
@@ -20,6 +19,7 @@ pub(super) struct Below<'a> {
     shape: &'a Shape,
     /// What was found before.
     front: &'a ParetoFront<ParallelPlan>,
+    late: &'a (dyn Fn() -> bool + Sync),
     micro_batches: u64,
     counts: Counts,
     /// For each row of `counts` the seconds without fill and drain that no division of the layers beats, and the price per
@@ -47,6 +47,7 @@ impl<'a> Below<'a> {
         times: &LayerTimes<'_>,
         visit: &'a Visit,
         front: &'a ParetoFront<ParallelPlan>,
+        late: &'a (dyn Fn() -> bool + Sync),
     ) -> Self {
         let shape = &visit.shape;
         let micro_batches = problem.training.global_batch / u64::from(shape.micro_batch);
@@ -71,6 +72,7 @@ impl<'a> Below<'a> {
             bounded: times.bounded,
             shape,
             front,
+            late,
             micro_batches,
             counts,
             coarse,
@@ -135,9 +137,10 @@ impl<'a> Below<'a> {
                 }
             })
             .collect();
+        let mut after = After::new(self.coarse.len(), &self.zero);
         for (schedule, rows) in open {
             template.schedule = *schedule;
-            self.rows(&template, &kinds, &mut shape, rows, found);
+            self.rows(&template, &kinds, &mut shape, &mut after, rows, found);
         }
     }
 
@@ -160,6 +163,7 @@ impl<'a> Below<'a> {
         template: &Configuration,
         kinds: &[Kind<'_>],
         shape: &mut Option<Box<dyn ShapeCost + '_>>,
+        after: &mut After<'_>,
         rows: &[usize],
         found: &mut Outcome,
     ) {
@@ -169,10 +173,13 @@ impl<'a> Below<'a> {
         let least_idle = idle.iter().copied().fold(f64::INFINITY, f64::min);
         // More replicas never need more memory per device: in a list of falling numbers of equal replicas everything
         // behind one that does not fit does not fit either.
-        let mut full = vec![false; self.zero.len()];
+        let mut full = self.never_fits(schedule, kinds, shape.as_deref(), rows, found);
         let mut ranks: Vec<RankKind> = Vec::with_capacity(kinds.len());
         let mut rounds: Vec<(usize, u32)> = Vec::with_capacity(2 * kinds.len());
-        for &row in rows {
+        for (position, &row) in rows.iter().enumerate() {
+            if full.iter().all(|&full| full) {
+                return;
+            }
             let counts = self.counts.row(row);
             let (mut rate, mut price) = (0.0, 0.0);
             for (&n, kind) in counts.iter().zip(kinds) {
@@ -180,8 +187,22 @@ impl<'a> Below<'a> {
                 price += f64::from(n) * kind.price;
             }
             // First without whole rounds, which is cheaper to tell.
-            if self.excluded(self.micro_batches as f64 / rate + least_idle, price, found) {
+            let least = self.micro_batches as f64 / rate + least_idle;
+            if self.excluded(least, price, found) {
                 continue;
+            }
+            let dp: u32 = counts.iter().sum();
+            let after = after.of(row, dp, shape.as_deref_mut());
+            let quickest = after
+                .iter()
+                .zip(&full)
+                .filter_map(|(&seconds, &full)| (!full).then_some(seconds))
+                .fold(f64::INFINITY, f64::min);
+            if self.excluded(least + quickest, price, found) {
+                continue;
+            }
+            if (self.late)() {
+                return;
             }
             ranks.clear();
             ranks.extend(counts.iter().zip(kinds).map(|(&ranks, kind)| RankKind {
@@ -206,69 +227,134 @@ impl<'a> Below<'a> {
                     }
                 }
             }
-            if self.excluded(slowest, price, found) {
+            if self.excluded(slowest + quickest, price, found) {
                 continue;
             }
-            let uneven = rounds.iter().find_map(|&(index, steps)| {
-                let micro_batches = kinds[index].streams as usize * steps as usize;
-                let stages = self.shape.pp as usize;
-                crate::cost::schedule::check(schedule, stages, chunks as usize, micro_batches).err()
-            });
-            if let Some(reason) = uneven {
+            if let Some(reason) = self.breaks_interleaving(template, kinds, &rounds) {
                 found.reject(reason);
                 continue;
             }
-            let dp: u32 = counts.iter().sum();
             for (index, &zero) in self.zero.iter().enumerate().rev() {
                 if full[index] {
-                    found.reject_more("memory", 1);
                     continue;
                 }
-                if let Some(shape) = shape {
-                    let choice = ShapeChoice {
-                        schedule,
-                        zero,
-                        dp,
-                        rounds: &rounds,
-                    };
-                    if self.excluded(shape.seconds(&choice), price, found) {
-                        found.examined += 1;
-                        continue;
-                    }
-                    if !shape.fits(&choice) {
-                        full[index] = kinds.len() == 1;
-                        if found.reject_more("memory", 1) {
-                            continue;
-                        }
-                    }
+                if self.excluded(slowest + after[index], price, found) {
+                    continue;
                 }
-                let configuration = self.configuration(template, kinds, counts, &shares, zero);
-                match self.cost.estimate(self.problem, &configuration) {
-                    Ok(estimate) => found.offer_estimate(estimate, &configuration),
-                    Err(reason) => {
-                        if matches!(reason, Infeasible::Memory { .. }) && kinds.len() == 1 {
-                            full[index] = true;
-                        }
-                        found.reject(reason);
-                    }
+                let choice = ShapeChoice {
+                    schedule,
+                    zero,
+                    dp,
+                    rounds: &rounds,
+                };
+                let row = Row {
+                    counts,
+                    shares: &shares,
+                    price,
+                };
+                if !self.fits(template, kinds, &row, &choice, shape, found) && kinds.len() == 1 {
+                    full[index] = true;
+                    found.reject_more("memory", (rows.len() - position - 1) as u64);
                 }
             }
         }
+    }
+
+    /// Why the schedule does not take these numbers of micro-batches, if so.
+    fn breaks_interleaving(
+        &self,
+        template: &Configuration,
+        kinds: &[Kind<'_>],
+        rounds: &[(usize, u32)],
+    ) -> Option<Infeasible> {
+        rounds.iter().find_map(|&(index, steps)| {
+            let micro_batches = kinds[index].streams as usize * steps as usize;
+            let (stages, chunks) = (self.shape.pp as usize, template.dims.vpp as usize);
+            crate::cost::schedule::check(template.schedule, stages, chunks, micro_batches).err()
+        })
+    }
+
+    /// Evaluates one configuration; `false` if its memory does not suffice.
+    fn fits(
+        &self,
+        template: &Configuration,
+        kinds: &[Kind<'_>],
+        row: &Row<'_>,
+        choice: &ShapeChoice<'_>,
+        shape: &mut Option<Box<dyn ShapeCost + '_>>,
+        found: &mut Outcome,
+    ) -> bool {
+        if let Some(shape) = shape {
+            if self.excluded(shape.seconds(choice), row.price, found) {
+                found.examined += 1;
+                return true;
+            }
+            // The first of its kind is estimated, so that there is an example.
+            if !shape.fits(choice) && found.reject_more("memory", 1) {
+                return false;
+            }
+        }
+        let configuration = self.configuration(template, kinds, row, choice.zero);
+        match self.cost.estimate(self.problem, &configuration) {
+            Ok(estimate) => {
+                found.offer_estimate(estimate, &configuration);
+                true
+            }
+            Err(reason) => {
+                let fits = !matches!(reason, Infeasible::Memory { .. });
+                found.reject(reason);
+                fits
+            }
+        }
+    }
+
+    /// The `ZeRO` stages at which not even the most replicas with the fewest rounds fit into memory.
+    fn never_fits(
+        &self,
+        schedule: Schedule,
+        kinds: &[Kind<'_>],
+        shape: Option<&(dyn ShapeCost + '_)>,
+        rows: &[usize],
+        found: &mut Outcome,
+    ) -> Vec<bool> {
+        let Some(shape) = shape else {
+            return vec![false; self.zero.len()];
+        };
+        let replicas = |row: &usize| self.counts.row(*row).iter().sum::<u32>();
+        let dp = rows.iter().map(replicas).max().unwrap_or(1);
+        let rounds: Vec<(usize, u32)> = if let [kind] = kinds {
+            let each = u64::from(dp) * u64::from(kind.streams);
+            vec![(0, (self.micro_batches / each).max(1) as u32)]
+        } else {
+            (0..kinds.len()).map(|kind| (kind, 1)).collect()
+        };
+        let choice = |zero| ShapeChoice {
+            schedule,
+            zero,
+            dp,
+            rounds: &rounds,
+        };
+        // Without an example of the reason there has to be one estimate.
+        self.zero
+            .iter()
+            .map(|&zero| {
+                !shape.fits(&choice(zero)) && found.reject_more("memory", rows.len() as u64)
+            })
+            .collect()
     }
 
     fn configuration(
         &self,
         template: &Configuration,
         kinds: &[Kind<'_>],
-        counts: &[u32],
-        shares: &[Share],
+        row: &Row<'_>,
         zero: u8,
     ) -> Configuration {
         let mut configuration = template.clone();
         configuration.zero = zero;
-        configuration.dims.dp = counts.iter().sum();
+        configuration.dims.dp = row.counts.iter().sum();
         let mut gpus = vec![0; self.problem.cluster.groups.len()];
-        for ((kind, &n), share) in kinds.iter().zip(counts).zip(shares) {
+        for ((kind, &n), share) in kinds.iter().zip(row.counts).zip(row.shares) {
             for stage in kind.stages {
                 gpus[stage.group] += n * self.shape.tp * self.shape.cp;
             }
@@ -312,6 +398,44 @@ impl<'a> Below<'a> {
             .groups()
             .map(|(group, gpus)| f64::from(gpus) * self.problem.cluster.price_per_gpu_hour(group))
             .sum()
+    }
+}
+
+/// Numbers of replicas of each kind with their shares of the batch.
+struct Row<'a> {
+    counts: &'a [u32],
+    shares: &'a [Share],
+    price: f64,
+}
+
+/// Seconds after the rounds of an iteration, by row of numbers of replicas and `ZeRO` stage, computed when asked for.
+struct After<'a> {
+    zero: &'a [u8],
+    /// NaN where not known yet.
+    seconds: Vec<f64>,
+}
+
+impl<'a> After<'a> {
+    fn new(rows: usize, zero: &'a [u8]) -> Self {
+        Self {
+            zero,
+            seconds: vec![f64::NAN; rows * zero.len()],
+        }
+    }
+
+    /// One number per `ZeRO` stage; 0 if the cost model cannot tell.
+    fn of(&mut self, row: usize, dp: u32, shape: Option<&mut (dyn ShapeCost + '_)>) -> &[f64] {
+        let width = self.zero.len();
+        let here = &mut self.seconds[row * width..(row + 1) * width];
+        if here[0].is_nan() {
+            here.fill(0.0);
+            if let Some(shape) = shape {
+                for (seconds, &zero) in here.iter_mut().zip(self.zero) {
+                    *seconds = shape.after(zero, dp);
+                }
+            }
+        }
+        here
     }
 }
 

@@ -129,19 +129,20 @@ impl Visit {
             .then_with(|| a.time.total_cmp(&b.time))
     }
 
-    /// All configurations of the shape that the bounds do not exclude.
+    /// All configurations of the shape that the bounds do not exclude, or what was found of them until it was `late`.
     pub(super) fn run(
         &self,
         problem: &Problem<'_>,
         cost: &dyn CostModel,
         times: &LayerTimes<'_>,
         front: &ParetoFront<ParallelPlan>,
+        late: &(dyn Fn() -> bool + Sync),
     ) -> Outcome {
         let mut found = Outcome::default();
-        if front.dominates(self.time, self.cost) {
+        if front.dominates(self.time, self.cost) || late() {
             return found;
         }
-        let below = Below::new(problem, cost, times, self, front);
+        let below = Below::new(problem, cost, times, self, front, late);
         let mut schedules_of: BTreeMap<u32, Vec<Schedule>> = BTreeMap::new();
         for (schedule, chunks) in space::schedules(problem, self.shape.pp) {
             schedules_of.entry(chunks).or_default().push(schedule);

@@ -6,7 +6,8 @@
 //! that both give the same bits.
 
 use super::{AnalyticCost, StageTime, distinct_blocks, shard};
-use crate::cost::collective::Ring;
+use crate::cluster::Link;
+use crate::cost::collective::{Fabric, Ring};
 use crate::cost::compute::{Device, Shard};
 use crate::cost::constants::Constants;
 use crate::cost::{Problem, ReplicaKind, ShapeChoice, ShapeCost, memory};
@@ -21,6 +22,7 @@ struct Group {
     index: usize,
     constants: Constants,
     device: Device,
+    links: (Link, Link),
     /// Bytes of device memory that may be used.
     usable: f64,
 }
@@ -132,6 +134,7 @@ impl<'a> Shape<'a> {
                     index,
                     constants,
                     device: Device::new(gpu, problem.training.precision, &constants),
+                    links: cost.links(problem, index),
                     usable: gpu.memory_bytes() * (1.0 - problem.training.memory_margin),
                 }
             })
@@ -290,11 +293,12 @@ impl<'a> Shape<'a> {
             return;
         }
         let mixed = self.groups.len() > 1;
-        let (cost, problem) = (self.cost, &self.problem);
-        let groups = &self.groups;
+        let (cluster, groups) = (self.problem.cluster, &self.groups);
         let ring = move |ranks: u32| {
             groups.iter().map(move |group| {
-                let mut fabric = cost.fabric(problem, group.index, ranks, tp);
+                let node = cluster.groups[group.index].gpus_per_node;
+                let (intra, inter) = group.links;
+                let mut fabric = Fabric::strided(intra, inter, node, ranks, tp);
                 if mixed {
                     // Ranks of several groups are never all in one node.
                     fabric.ranks_per_node = fabric.ranks_per_node.min(ranks.div_ceil(2));
@@ -427,6 +431,21 @@ impl<'a> Shape<'a> {
 impl ShapeCost for Shape<'_> {
     fn round(&self, kind: usize) -> (f64, f64) {
         (self.kinds[kind].slowest, self.kinds[kind].through)
+    }
+
+    fn after(&mut self, zero: u8, dp: u32) -> f64 {
+        let choice = ShapeChoice {
+            schedule: Schedule::default(),
+            zero,
+            dp,
+            rounds: &[],
+        };
+        // Only sharded parameters are communicated in every round; at least one there is.
+        let tail = (0..self.kinds.len()).map(|kind| {
+            let (reduction, update) = self.tail(&choice, kind, 1);
+            reduction + update
+        });
+        tail.fold(0.0, f64::max) + self.overhead
     }
 
     fn seconds(&mut self, choice: &ShapeChoice<'_>) -> f64 {
