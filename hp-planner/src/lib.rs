@@ -27,14 +27,15 @@ mod training;
 mod trajectory;
 
 pub use assign::{RankKind, Share, assign};
-pub use calibration::{Calibration, Fit, FitKind, MemoryConstants, Prediction};
+pub use calibration::{Calibration, Fit, FitKind, MemoryFit, Prediction};
 pub use cluster::{ClusterSpec, GpuType, Link, NodeGroup, PeakRates};
 pub use cost::analytic::AnalyticCost;
 pub use cost::constants::Constants;
+pub use cost::memory::MemoryConstants;
 pub use cost::{CostModel, Problem, ReplicaKind, ShapeChoice, ShapeCost};
 pub use error::{Error, Infeasible, Place, Result};
 pub use evaluation::{ErrorSummary, Evaluation, Evaluator, Regret, split};
-pub use model::{Head, Layer, ModelSpec, Transformer};
+pub use model::{Head, Latent, Layer, ModelSpec, Transformer};
 pub use pareto::{FrontPoint, Objective, ParetoFront, Selection};
 pub use plan::{
     Allocation, Configuration, DeviceMemory, Estimate, MemoryBreakdown, ParallelDims, ParallelPlan,

@@ -103,6 +103,41 @@ pub struct Transformer {
     /// Leading blocks with a dense feed-forward part although the model has experts.
     #[serde(default)]
     pub dense_layers: u32,
+    /// Queries, keys and values through a low rank (multi-head latent attention); `head_dim` is then the part of a head without
+    /// positions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latent: Option<Latent>,
+}
+
+/// Multi-head latent attention (DeepSeek-AI 2024, `DeepSeek-V2`, section 2.1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Latent {
+    /// Rank of the queries; 0 if they are projected directly.
+    #[serde(default)]
+    pub query_rank: u32,
+    /// Rank that keys and values share.
+    pub kv_rank: u32,
+    /// Width of the part of a head that carries positions; the keys of all heads share it.
+    pub rope_dim: u32,
+    /// Width of a head's values.
+    pub value_dim: u32,
+}
+
+/// A matrix product over all tokens.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct AttentionProduct {
+    pub inputs: f64,
+    pub outputs: f64,
+    pub split: Split,
+}
+
+/// Side of a weight that tensor parallelism splits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Split {
+    Inputs,
+    Outputs,
+    No,
 }
 
 fn yes() -> bool {
@@ -173,6 +208,7 @@ impl Transformer {
             expert_ffn: 0,
             shared_experts: 0,
             dense_layers: 0,
+            latent: None,
         }
     }
 
@@ -220,6 +256,16 @@ impl Transformer {
     /// Parameters of the attention part of a block, its norm included.
     pub fn attention_parameters(&self) -> f64 {
         let h = f64::from(self.hidden);
+        if self.latent.is_some() {
+            let products: f64 = self
+                .attention_products()
+                .iter()
+                .map(|product| product.inputs * product.outputs)
+                .sum();
+            // The block's norm and those of the low ranks.
+            let ranks = self.latent.map_or(0, |l| l.query_rank + l.kv_rank);
+            return products + h + f64::from(ranks);
+        }
         let q = f64::from(self.heads) * f64::from(self.head_dim());
         let kv = f64::from(self.kv_heads()) * f64::from(self.head_dim());
         let bias = if self.biases {
@@ -228,6 +274,52 @@ impl Transformer {
             0.0
         };
         h * (q + 2.0 * kv) + q * h + h + bias
+    }
+
+    /// Matrix products of the attention part around its core.
+    pub(crate) fn attention_products(&self) -> Vec<AttentionProduct> {
+        let h = f64::from(self.hidden);
+        let a = f64::from(self.heads);
+        let d = f64::from(self.head_dim());
+        let product = |inputs, outputs, split| AttentionProduct {
+            inputs,
+            outputs,
+            split,
+        };
+        let Some(latent) = &self.latent else {
+            let q = a * d;
+            let kv = f64::from(self.kv_heads()) * d;
+            return vec![
+                product(h, q + 2.0 * kv, Split::Outputs),
+                product(q, h, Split::Inputs),
+            ];
+        };
+        let [query, kv, rope, value] = [
+            latent.query_rank,
+            latent.kv_rank,
+            latent.rope_dim,
+            latent.value_dim,
+        ]
+        .map(f64::from);
+        let mut products = Vec::with_capacity(5);
+        if query > 0.0 {
+            products.push(product(h, query, Split::No));
+            products.push(product(query, a * (d + rope), Split::Outputs));
+        } else {
+            products.push(product(h, a * (d + rope), Split::Outputs));
+        }
+        products.push(product(h, kv + rope, Split::No));
+        products.push(product(kv, a * (d + value), Split::Outputs));
+        products.push(product(a * value, h, Split::Inputs));
+        products
+    }
+
+    /// Widths of a head in the scores' product and in the weighted sum.
+    pub(crate) fn core_widths(&self) -> (f64, f64) {
+        let d = f64::from(self.head_dim());
+        self.latent.as_ref().map_or((d, d), |latent| {
+            (d + f64::from(latent.rope_dim), f64::from(latent.value_dim))
+        })
     }
 
     /// Parameters of one feed-forward network of inner width `ffn`.
@@ -319,6 +411,11 @@ impl Transformer {
                 1,
                 u64::from(self.experts),
             )?;
+        }
+        if let Some(latent) = &self.latent {
+            count("latent.kv_rank", u64::from(latent.kv_rank), 1, 1 << 24)?;
+            count("latent.value_dim", u64::from(latent.value_dim), 1, 1 << 24)?;
+            count("latent.rope_dim", u64::from(latent.rope_dim), 0, 1 << 24)?;
         }
         if self.dense_layers > self.layers {
             return Err(Error::field(
@@ -565,6 +662,30 @@ mod tests {
         shape.experts = 8;
         shape.experts_per_token = 2;
         assert!((model.parameters() / 46.70e9 - 1.0).abs() < 2e-3);
+    }
+
+    #[test]
+    fn latent_attention_counts_its_ranks() {
+        // DeepSeek-V2 (2024), section 2 and table 1: 60 layers of width 5120, 236 B parameters.
+        let mut model = ModelSpec::llama("deepseek-v2", 60, 5120, 128, 128, 12_288, 102_400);
+        let shape = model.transformer.as_mut().unwrap();
+        shape.head_dim = 128;
+        shape.experts = 160;
+        shape.experts_per_token = 6;
+        shape.expert_ffn = 1536;
+        shape.shared_experts = 2;
+        shape.dense_layers = 1;
+        shape.latent = Some(Latent {
+            query_rank: 1536,
+            kv_rank: 512,
+            rope_dim: 64,
+            value_dim: 128,
+        });
+        assert!(
+            (model.parameters() / 235.7e9 - 1.0).abs() < 3e-3,
+            "{}",
+            model.parameters()
+        );
     }
 
     #[test]

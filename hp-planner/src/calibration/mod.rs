@@ -16,20 +16,28 @@ use serde::{Deserialize, Serialize};
 use crate::cluster::GIB;
 use crate::cost::analytic::AnalyticCost;
 use crate::cost::constants::{BOUNDS, COUNT, Constants};
+use crate::cost::memory::MemoryConstants;
 use crate::cost::shapes::{ShapeFactors, ShapeKey, ShapeTable};
 use crate::error::{Error, Infeasible, Result};
 use crate::profile::{Case, CaseKey, MeasuredRow, Profile};
 use least_squares::{Unknown, minimise};
-pub use memory::MemoryConstants;
+pub use memory::MemoryFit;
 
-/// Folds of the cross-validation.
+/// Folds of the cross-validation: more for small groups, which cannot spare much.
 const FOLDS: usize = 4;
+const FOLDS_OF_FEW: usize = 8;
+
+/// Held-out error beyond which a row counts by its logarithm when the kinds of fit are compared.
+const SCORE_SCALE: f64 = 0.05;
+
+/// Rows below which a group is small.
+const SMALL: usize = 64;
 
 /// Fewest rows for which the full set of constants is considered.
 const FEW: usize = 6;
 
-/// Prior deviations of the logarithm of a shape's factors that compete.
-const SHAPE_DEVIATIONS: [f64; 2] = [0.05, 0.25];
+/// Prior deviations of the logarithms of the factors of a family of shapes and of a single shape that compete.
+const SHAPE_DEVIATIONS: [(f64, f64); 3] = [(0.05, 0.02), (0.08, 0.08), (0.15, 0.25)];
 
 /// Greatest logarithm of a shape's factor: kernels of one library differ by less than a factor of 2.
 const SHAPE_LIMIT: f64 = std::f64::consts::LN_2;
@@ -72,7 +80,7 @@ pub struct Fit {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Calibration {
     fits: Vec<(CaseKey, Fit)>,
-    memory: BTreeMap<String, MemoryConstants>,
+    memory: BTreeMap<String, MemoryFit>,
 }
 
 /// Prediction for one row.
@@ -140,7 +148,14 @@ impl Calibration {
         order.sort_by(|a, b| b.1.len().cmp(&a.1.len()).then_with(|| a.0.cmp(&b.0)));
         let fits = order
             .par_iter()
-            .map(|(key, samples)| (key.clone(), fit_group(samples)))
+            .map(|(key, samples)| {
+                let relatives: Vec<&Sample> = order
+                    .iter()
+                    .filter(|(other, _)| other.framework == key.framework && other != key)
+                    .flat_map(|(_, samples)| samples)
+                    .collect();
+                (key.clone(), fit_group(samples, &relatives))
+            })
             .collect();
         Ok(Self { fits, memory })
     }
@@ -151,7 +166,7 @@ impl Calibration {
     }
 
     /// Constants of the memory model by framework.
-    pub fn memory(&self) -> &BTreeMap<String, MemoryConstants> {
+    pub fn memory(&self) -> &BTreeMap<String, MemoryFit> {
         &self.memory
     }
 
@@ -169,6 +184,9 @@ impl Calibration {
     /// The cost model with the constants fitted for a framework, on all GPUs with a fit.
     pub fn cost_model(&self, framework: &str) -> AnalyticCost {
         let mut model = AnalyticCost::new();
+        if let Some(fit) = self.memory.get(framework) {
+            model = model.with_memory_constants(fit.constants);
+        }
         for (key, fit) in self.fits.iter().rev() {
             model = model.with_constants(key.gpu.clone(), fit.constants);
         }
@@ -212,13 +230,21 @@ impl Calibration {
         let constants = self
             .memory
             .get(&case.key.framework)
-            .copied()
+            .map_or_else(MemoryConstants::default, |fit| fit.constants);
+        let devices = AnalyticCost::new()
+            .with_memory_constants(constants)
+            .memory(&case.problem(), &case.configuration)
             .unwrap_or_default();
-        let (need, usable, at) = constants.peak(&case);
+        let fullest = devices
+            .iter()
+            .max_by(|a, b| a.bytes.total().total_cmp(&b.bytes.total()));
+        let (need, usable, stage) = fullest.map_or((0.0, 0.0, 0), |device| {
+            (device.bytes.total(), device.usable, device.stage)
+        });
         let reason = (need > usable).then(|| Infeasible::Memory {
             need_gib: need / GIB,
             have_gib: usable / GIB,
-            at,
+            at: format!("stage {stage} on {}", case.key.gpu),
         });
         Prediction {
             iteration_time: Some(seconds),
@@ -248,11 +274,11 @@ struct Fitted {
 
 impl Fitted {
     fn factors(&self, sample: &Sample) -> ShapeFactors {
+        let of = |key: &ShapeKey| self.shapes.get(key).copied().unwrap_or_default();
         sample
             .shape
             .as_ref()
-            .and_then(|key| self.shapes.get(key))
-            .copied()
+            .map(|key| of(&key.family()).times(of(key)))
             .unwrap_or_default()
     }
 
@@ -267,8 +293,11 @@ fn residual(sample: &Sample, constants: &Constants, factors: ShapeFactors) -> f6
     predicted(&sample.case, &model).map_or(0.0, |seconds| (seconds / sample.seconds).ln())
 }
 
-fn fit_utilisation(samples: &[&Sample]) -> Fitted {
-    let constants = Constants::of(samples[0].case.cluster.gpu_type(0));
+fn catalogue(samples: &[&Sample]) -> Constants {
+    Constants::of(samples[0].case.cluster.gpu_type(0))
+}
+
+fn fit_utilisation(samples: &[&Sample], constants: Constants) -> Fitted {
     let mut values: Vec<f64> = samples
         .iter()
         .map(|sample| residual(sample, &constants, ShapeFactors::default()))
@@ -280,9 +309,9 @@ fn fit_utilisation(samples: &[&Sample]) -> Fitted {
     }
 }
 
-/// All constants, with the factors of shapes as they are in `start`.
-fn fit_constants(samples: &[&Sample], start: &Fitted) -> Fitted {
-    let prior = Constants::of(samples[0].case.cluster.gpu_type(0)).to_array();
+/// All constants around those of `prior`, with the factors of shapes as they are in `start`.
+fn fit_constants(samples: &[&Sample], prior: Constants, start: &Fitted) -> Fitted {
+    let prior = prior.to_array();
     let unknowns: Vec<Unknown> = prior
         .iter()
         .zip(&BOUNDS)
@@ -328,63 +357,118 @@ fn fit_constants(samples: &[&Sample], start: &Fitted) -> Fitted {
     }
 }
 
-/// The factors of each measured shape around the constants of `start`; their logarithms have the prior deviation given.
-fn fit_shapes(samples: &[&Sample], start: &Fitted, deviation: f64) -> Fitted {
-    let mut groups: BTreeMap<&ShapeKey, Vec<&Sample>> = BTreeMap::new();
-    for sample in samples {
-        if let Some(key) = &sample.shape {
-            groups.entry(key).or_default().push(sample);
-        }
-    }
-    let unknown = Unknown {
-        prior: 0.0,
-        deviation,
-        least: -SHAPE_LIMIT,
-        most: SHAPE_LIMIT,
-    };
-    let factors = |values: &[f64]| ShapeFactors {
-        block: values[0].exp(),
-        ends: values[1].exp(),
-    };
-    let shapes = groups
-        .into_iter()
-        .map(|(key, samples)| {
-            let found = minimise(&[unknown; 2], &[0.0, 0.0], &|values| {
-                samples
-                    .iter()
-                    .map(|sample| residual(sample, &start.constants, factors(values)))
-                    .collect()
-            });
-            (key.clone(), factors(&found))
-        })
-        .collect();
-    Fitted {
-        shapes,
+/// The factors of each family of measured shapes and of each shape around the constants of `start`; their logarithms have the
+/// prior deviations given.
+fn fit_shapes(samples: &[&Sample], start: &Fitted, deviations: (f64, f64)) -> Fitted {
+    let mut fitted = Fitted {
+        shapes: BTreeMap::new(),
         ..start.clone()
+    };
+    // A single row far off is more often a bad measurement than a shape unlike all others: beyond twice the usual error the
+    // pull on the factors grows with the logarithm only.
+    let mut errors: Vec<f64> = samples
+        .iter()
+        .map(|sample| residual(sample, &start.constants, ShapeFactors::default()).abs())
+        .collect();
+    let usual = 2.0 * median(&mut errors).max(0.005);
+    for (family, deviation) in [(true, deviations.0), (false, deviations.1)] {
+        let mut groups: BTreeMap<ShapeKey, Vec<&Sample>> = BTreeMap::new();
+        for sample in samples {
+            if let Some(key) = &sample.shape {
+                let key = if family { key.family() } else { key.clone() };
+                groups.entry(key).or_default().push(sample);
+            }
+        }
+        let unknown = Unknown {
+            prior: 0.0,
+            deviation,
+            least: -SHAPE_LIMIT,
+            most: SHAPE_LIMIT,
+        };
+        let factors = |values: &[f64]| ShapeFactors {
+            block: values[0].exp(),
+            ends: values[1].exp(),
+        };
+        let found: Vec<_> = groups
+            .into_iter()
+            .map(|(key, samples)| {
+                let base: Vec<ShapeFactors> = samples
+                    .iter()
+                    .map(|sample| fitted.factors(sample))
+                    .collect();
+                let found = minimise(&[unknown; 2], &[0.0, 0.0], &|values| {
+                    samples
+                        .iter()
+                        .zip(&base)
+                        .map(|(sample, base)| {
+                            let factors = base.times(factors(values));
+                            let error = residual(sample, &start.constants, factors);
+                            usual * (error / usual).asinh()
+                        })
+                        .collect()
+                });
+                (key, factors(&found))
+            })
+            .collect();
+        fitted.shapes.extend(found);
     }
+    fitted
 }
 
-/// The kinds of fit that compete, each built on the one before.
-fn fit_all(samples: &[&Sample]) -> Vec<(FitKind, Fitted)> {
-    let utilisation = fit_utilisation(samples);
+/// The kinds of fit that compete, the simplest first. `related` are constants found on other GPUs with the same framework.
+fn fit_all(samples: &[&Sample], related: Option<Constants>) -> Vec<(FitKind, Fitted)> {
+    let own = catalogue(samples);
+    let utilisation = fit_utilisation(samples, own);
     let mut fits = vec![(FitKind::Utilisation, utilisation.clone())];
+    if let Some(related) = related {
+        fits.push((FitKind::Utilisation, fit_utilisation(samples, related)));
+    }
     if samples.len() >= FEW {
-        let full = fit_constants(samples, &utilisation);
-        for deviation in SHAPE_DEVIATIONS {
-            let mut fitted = fit_shapes(samples, &full, deviation);
+        let mut prior = own;
+        fits.push((FitKind::Full, fit_constants(samples, own, &utilisation)));
+        if let Some(related) = related {
+            let start = Fitted {
+                constants: related,
+                ..utilisation
+            };
+            prior = related;
+            fits.push((FitKind::Full, fit_constants(samples, related, &start)));
+        }
+        let full = fits[fits.len() - 1].1.clone();
+        for deviations in SHAPE_DEVIATIONS {
+            let mut fitted = fit_shapes(samples, &full, deviations);
             // The factors leave other residuals than the constants were fitted to.
-            fitted = fit_shapes(samples, &fit_constants(samples, &fitted), deviation);
+            fitted = fit_shapes(samples, &fit_constants(samples, prior, &fitted), deviations);
             fits.push((FitKind::Shapes, fitted));
         }
-        fits.push((FitKind::Full, full));
     }
     fits
 }
 
-fn fit_group(samples: &[Sample]) -> Fit {
+/// Constants found on the rows of the same framework on other GPUs, around this GPU's catalogue values.
+fn related(samples: &[Sample], relatives: &[&Sample]) -> Option<Constants> {
+    if relatives.len() < FEW {
+        return None;
+    }
+    let prior = Constants::of(samples[0].case.cluster.gpu_type(0));
+    let start = Fitted {
+        constants: prior,
+        factor: 1.0,
+        shapes: BTreeMap::new(),
+    };
+    Some(fit_constants(relatives, prior, &start).constants)
+}
+
+fn fit_group(samples: &[Sample], relatives: &[&Sample]) -> Fit {
     let all: Vec<&Sample> = samples.iter().collect();
-    let mut fits = fit_all(&all);
-    let folds = FOLDS.min(all.len());
+    let related = related(samples, relatives);
+    let mut fits = fit_all(&all, related);
+    let folds = if all.len() < SMALL {
+        FOLDS_OF_FEW
+    } else {
+        FOLDS
+    }
+    .min(all.len());
     // Residuals (measured over predicted) of every sample when its fold is held out, by kind of fit.
     let mut errors: Vec<Vec<f64>> = vec![Vec::new(); fits.len()];
     if folds > 1 {
@@ -399,7 +483,7 @@ fn fit_group(samples: &[Sample]) -> Fit {
                         .collect()
                 };
                 let test = part(true);
-                fit_all(&part(false))
+                fit_all(&part(false), related)
                     .iter()
                     .map(|(_, fitted)| test.iter().map(|sample| -fitted.residual(sample)).collect())
                     .collect()
@@ -418,8 +502,13 @@ fn fit_group(samples: &[Sample]) -> Fit {
         errors[0] = vec![-0.3, 0.3];
     }
     let mean = |values: &[f64]| values.iter().map(|r| r.abs()).sum::<f64>() / values.len() as f64;
+    // Rows that no fit explains must not decide between them.
+    let score = |values: &[f64]| {
+        let compressed = values.iter().map(|r| (r.abs() / SCORE_SCALE).asinh());
+        compressed.sum::<f64>() / values.len() as f64
+    };
     let best = (0..fits.len())
-        .min_by(|&a, &b| mean(&errors[a]).total_cmp(&mean(&errors[b])))
+        .min_by(|&a, &b| score(&errors[a]).total_cmp(&score(&errors[b])))
         .unwrap_or(0);
     let (kind, fitted) = fits.swap_remove(best);
     let mut errors = errors.swap_remove(best);

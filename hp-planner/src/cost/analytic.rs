@@ -6,6 +6,7 @@ use crate::cluster::ClusterSpec;
 use crate::cost::collective::Fabric;
 use crate::cost::compute::{self, Device, PassTime, Shard};
 use crate::cost::constants::Constants;
+use crate::cost::memory::{MemoryConstants, MemoryUnits};
 use crate::cost::shapes::{ShapeFactors, ShapeKey, ShapeTable};
 use crate::cost::{CostModel, Problem, ReplicaKind, ShapeChoice, ShapeCost};
 use crate::error::Infeasible;
@@ -25,6 +26,7 @@ pub struct AnalyticCost {
     shapes: ShapeTable,
     /// For shapes that the table does not know.
     other: ShapeFactors,
+    memory_constants: MemoryConstants,
 }
 
 /// Time of one round of micro-batches, one per virtual worker, on one stage, in seconds.
@@ -80,6 +82,13 @@ impl AnalyticCost {
         self
     }
 
+    /// Replaces the constants of the memory model.
+    #[must_use]
+    pub fn with_memory_constants(mut self, constants: MemoryConstants) -> Self {
+        self.memory_constants = constants;
+        self
+    }
+
     /// The same constants for every GPU type and the same factors for every shape.
     pub(crate) fn uniform(constants: Constants, factors: ShapeFactors) -> Self {
         Self {
@@ -99,8 +108,7 @@ impl AnalyticCost {
             return self.other;
         }
         ShapeKey::new(problem, configuration, stage)
-            .and_then(|key| self.shapes.get(&key))
-            .unwrap_or(self.other)
+            .map_or(self.other, |key| self.shapes.factors(&key))
     }
 
     /// The constants in use for a node group.
@@ -237,7 +245,7 @@ impl AnalyticCost {
             backward += 2.0 * moe_layers * one;
         }
         if configuration.recompute == Recompute::Full {
-            backward += forward;
+            backward += constants.recompute * forward;
         }
         let factors = self.factors(problem, configuration, stage);
         time.forward_collectives += forward * factors.block;
@@ -272,6 +280,8 @@ impl AnalyticCost {
         let mut inter = problem.cluster.inter(group);
         intra.bandwidth_gb_s *= constants.intra_efficiency;
         inter.bandwidth_gb_s *= constants.inter_efficiency;
+        intra.latency_us *= constants.latency;
+        inter.latency_us *= constants.latency;
         (intra, inter)
     }
 
@@ -346,6 +356,17 @@ impl AnalyticCost {
         check(problem, configuration)?;
         let (shape, rounds) = self.shape_of(problem, configuration);
         Ok(shape.memory(&choice(configuration, &rounds)))
+    }
+
+    /// Tensors of the devices, in the order of [`memory`](Self::memory).
+    pub(crate) fn memory_units(
+        &self,
+        problem: &Problem<'_>,
+        configuration: &Configuration,
+    ) -> Result<Vec<MemoryUnits>, Infeasible> {
+        check(problem, configuration)?;
+        let (shape, rounds) = self.shape_of(problem, configuration);
+        Ok(shape.all_units(&choice(configuration, &rounds)))
     }
 
     /// The shape of a configuration, and for each group of its replicas the kind and the rounds.

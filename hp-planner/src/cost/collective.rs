@@ -24,6 +24,8 @@ pub struct Ring {
     bandwidth: f64,
     /// Seconds of one pass around.
     latency: f64,
+    /// Seconds of the steps of a ring, one after the other.
+    hops: f64,
 }
 
 impl Ring {
@@ -33,6 +35,15 @@ impl Ring {
             return 0.0;
         }
         self.share * bytes / self.bandwidth + self.latency
+    }
+
+    /// Seconds of all-gathers, or reduce-scatters, of `bytes` in `parts` pieces that follow each other: the volume once, and for
+    /// each piece every step of the ring.
+    pub fn gather_parts(&self, bytes: f64, parts: f64) -> f64 {
+        if self.share <= 0.0 || bytes <= 0.0 {
+            return 0.0;
+        }
+        self.share * bytes / self.bandwidth + parts * self.hops
     }
 }
 
@@ -98,7 +109,20 @@ impl Fabric {
             share: (p - 1.0) / p,
             bandwidth: self.bandwidth(ranks),
             latency: self.latency(ranks),
+            hops: self.hops(ranks),
         }
+    }
+
+    /// Seconds of latency of all `p - 1` steps of a ring, each as slow as its slowest link; all-gather and reduce-scatter have no
+    /// trees.
+    fn hops(&self, ranks: u32) -> f64 {
+        let step = if self.nodes(ranks) > 1 {
+            self.inter.latency_us / f64::from(self.ranks_per_node.max(1))
+                + self.intra.latency_us * (1.0 - 1.0 / f64::from(self.ranks_per_node.max(1)))
+        } else {
+            self.intra.latency_us
+        };
+        (f64::from(ranks) - 1.0) * step * 1e-6
     }
 
     /// Seconds of an all-to-all in which each rank holds `bytes`: what leaves a node shares its outer link.
@@ -151,6 +175,16 @@ mod tests {
         close(
             fabric.all_reduce(1e9, 4),
             2.0 * 0.75e9 / 12.5e9 + 2.0 * 20e-6,
+        );
+    }
+
+    #[test]
+    fn pieces_pay_every_step_of_the_ring() {
+        let fabric = Fabric::strided(INTRA, INTER, 8, 16, 1);
+        // 15 steps, each 7/8 of an inner and 1/8 of an outer latency: 4.75 us; 15/16 of the bytes at the outer link's 100 GB/s.
+        close(
+            fabric.ring(16).gather_parts(1e9, 24.0),
+            0.9375e9 / 100e9 + 24.0 * 15.0 * 4.75e-6,
         );
     }
 

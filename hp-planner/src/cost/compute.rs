@@ -7,16 +7,24 @@
 
 use crate::cluster::GpuType;
 use crate::cost::constants::Constants;
-use crate::model::{Head, Layer, Transformer};
+use crate::model::{Head, Layer, Split, Transformer};
 use crate::training::{Precision, Recompute};
 
 /// What of a device counts: rates in FLOP/s and bytes/s after efficiencies, and the launch interval in seconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Device {
-    /// Matrix products.
+    /// Matrix products of the blocks.
     pub gemm: f64,
+    /// Matrix products in 16 bits or more: the output projection stays in them when the blocks use 8 bits.
+    pub wide: f64,
+    /// The experts' matrix products.
+    pub expert: f64,
     /// Fused attention.
     pub attention: f64,
+    /// Exponential of one score in fused attention, in columns of head width.
+    pub softmax: f64,
+    /// Fraction of the forward pass that full recomputation repeats.
+    pub recompute: f64,
     /// Memory traffic.
     pub memory: f64,
     /// Least seconds of a kernel.
@@ -26,14 +34,21 @@ pub struct Device {
 impl Device {
     /// The device of a GPU type at a precision.
     pub fn new(gpu: &GpuType, precision: Precision, constants: &Constants) -> Self {
-        let gemm = gpu.peak_flops(precision) * constants.gemm_efficiency;
-        let sixteen = match precision {
-            Precision::Fp8 | Precision::Fp4 => gpu.peak_flops(Precision::Bf16),
-            other => gpu.peak_flops(other),
+        let peak = gpu.peak_flops(precision) * constants.gemm_efficiency;
+        let (gemm, wide) = match precision {
+            Precision::Fp8 | Precision::Fp4 => (
+                peak * constants.narrow_efficiency,
+                gpu.peak_flops(Precision::Bf16) * constants.gemm_efficiency,
+            ),
+            _ => (peak, peak),
         };
         Self {
             gemm,
-            attention: sixteen * constants.gemm_efficiency * constants.attention_efficiency,
+            wide,
+            expert: gemm * constants.expert_efficiency,
+            attention: wide * constants.attention_efficiency,
+            softmax: constants.softmax,
+            recompute: constants.recompute,
             memory: gpu.memory_bandwidth_gb_s * 1e9 * constants.memory_efficiency,
             launch: constants.launch,
         }
@@ -186,7 +201,7 @@ pub fn block(shape: &Transformer, layer: u32, shard: &Shard, device: &Device) ->
                 backward = backward.plus(attention.0);
             }
         }
-        Recompute::Full => backward = backward.plus(forward),
+        Recompute::Full => backward = backward.plus(forward.times(device.recompute)),
     }
     PassTime { forward, backward }
 }
@@ -194,14 +209,16 @@ pub fn block(shape: &Transformer, layer: u32, shard: &Shard, device: &Device) ->
 /// Scores, softmax and weighted sum: forward and backward.
 fn attention_core(shape: &Transformer, shard: &Shard, device: &Device) -> (KernelTime, KernelTime) {
     let heads = f64::from(shape.heads) / shard.tp;
-    let width = heads * f64::from(shape.head_dim());
+    let (score, value) = shape.core_widths();
     let queries = shard.tokens();
     // Two products of 2 s_q s_k d operations per head.
-    let flops = 4.0 * queries * shard.seq * width;
+    let flops = 2.0 * queries * shard.seq * heads * (score + value);
     let mut forward = KernelTime::default();
     let mut backward = KernelTime::default();
     if shard.flash {
         let flops = if shape.causal { flops / 2.0 } else { flops };
+        // Each score costs its share of two products and one exponential.
+        let flops = flops * (1.0 + device.softmax * 2.0 / (score + value));
         forward.flops(flops, device.attention, device);
         // Dao 2023: five products in the backward pass against two in the forward pass.
         backward.flops(2.5 * flops, device.attention, device);
@@ -230,24 +247,35 @@ fn block_rest(
     let h = f64::from(shape.hidden);
     let tokens = shard.tokens();
     let element = shard.element;
-    let q = f64::from(shape.heads * shape.head_dim()) / shard.tp;
-    let kv = f64::from(shape.kv_heads() * shape.head_dim()) / shard.tp;
     let mut forward = KernelTime::default();
     let mut backward = KernelTime::default();
-    let linear = |forward: &mut KernelTime, backward: &mut KernelTime, m, k, n, times| {
-        forward.gemm(m, k, n, element, times, device);
+    let product = |forward: &mut KernelTime, backward: &mut KernelTime, m, k, n, times, on| {
+        forward.gemm(m, k, n, element, times, on);
         // Gradients of the input and of the weight.
-        backward.gemm(m, n, k, element, times, device);
-        backward.gemm(k, m, n, element, times, device);
+        backward.gemm(m, n, k, element, times, on);
+        backward.gemm(k, m, n, element, times, on);
     };
-    linear(&mut forward, &mut backward, tokens, h, q + 2.0 * kv, 1.0);
-    linear(&mut forward, &mut backward, tokens, q, h, 1.0);
+    let linear = |forward: &mut KernelTime, backward: &mut KernelTime, m, k, n, times| {
+        product(forward, backward, m, k, n, times, device);
+    };
+    let experts = Device {
+        gemm: device.expert,
+        ..*device
+    };
+    for product in shape.attention_products() {
+        let (k, n) = match product.split {
+            Split::Inputs => (product.inputs / shard.tp, product.outputs),
+            Split::Outputs => (product.inputs, product.outputs / shard.tp),
+            Split::No => (product.inputs, product.outputs),
+        };
+        linear(&mut forward, &mut backward, tokens, k, n, 1.0);
+    }
 
     let up = if shape.gated_mlp { 2.0 } else { 1.0 };
     let inner =
-        |forward: &mut KernelTime, backward: &mut KernelTime, m: f64, f: f64, times: f64| {
-            linear(forward, backward, m, h, up * f, times);
-            linear(forward, backward, m, f, h, times);
+        |forward: &mut KernelTime, backward: &mut KernelTime, m: f64, f: f64, times: f64, on| {
+            product(forward, backward, m, h, up * f, times, on);
+            product(forward, backward, m, f, h, times, on);
             // Activation: reads and writes the inner width.
             forward.traffic(times * (up + 1.0) * m * f * element, times, device);
             backward.traffic(times * (2.0 * up + 1.0) * m * f * element, times, device);
@@ -261,6 +289,7 @@ fn block_rest(
             routed / local,
             f64::from(shape.expert_ffn()) / shard.tp,
             local,
+            &experts,
         );
         // Router, and permuting the tokens to their experts and back.
         linear(
@@ -275,7 +304,7 @@ fn block_rest(
         backward.traffic(4.0 * routed * h * element, 4.0, device);
         if shape.shared_experts > 0 {
             let width = f64::from(shape.shared_experts * shape.expert_ffn()) / shard.tp;
-            inner(&mut forward, &mut backward, tokens, width, 1.0);
+            inner(&mut forward, &mut backward, tokens, width, 1.0, device);
         }
     } else {
         inner(
@@ -284,6 +313,7 @@ fn block_rest(
             tokens,
             f64::from(shape.ffn()) / shard.tp,
             1.0,
+            device,
         );
     }
     // Two norms (read, write), two residual additions with dropout (read two, write one, mask).
@@ -320,9 +350,13 @@ pub fn head(shape: &Transformer, shard: &Shard, device: &Device) -> PassTime {
         Head::Classifier => shard.samples,
     };
     let mut time = PassTime::default();
-    time.forward.gemm(rows, h, v, shard.element, 1.0, device);
-    time.backward.gemm(rows, v, h, shard.element, 1.0, device);
-    time.backward.gemm(h, rows, v, shard.element, 1.0, device);
+    let wide = Device {
+        gemm: device.wide,
+        ..*device
+    };
+    time.forward.gemm(rows, h, v, shard.element, 1.0, &wide);
+    time.backward.gemm(rows, v, h, shard.element, 1.0, &wide);
+    time.backward.gemm(h, rows, v, shard.element, 1.0, &wide);
     // Loss in 32 bits: convert, maximum, exponential and sum; gradient in place.
     time.forward
         .traffic(rows * v * (shard.element + 12.0), 4.0, device);
@@ -348,7 +382,11 @@ pub fn explicit(layer: &Layer, shard: &Shard, device: &Device) -> PassTime {
     time.backward
         .kernels(ratio * seconds, 2.0 * kernels, device);
     if shard.recompute == Recompute::Full {
-        time.backward.kernels(seconds, kernels, device);
+        time.backward.kernels(
+            device.recompute * seconds,
+            device.recompute * kernels,
+            device,
+        );
     }
     time
 }
@@ -359,7 +397,11 @@ mod tests {
 
     const DEVICE: Device = Device {
         gemm: 100e12,
+        wide: 100e12,
+        expert: 100e12,
         attention: 80e12,
+        softmax: 0.0,
+        recompute: 1.0,
         memory: 1e12,
         launch: 5e-6,
     };

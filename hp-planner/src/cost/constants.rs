@@ -28,6 +28,17 @@ pub struct Constants {
     pub jitter: f64,
     /// Fraction of tensor-parallel communication that runs beside matrix products instead of before them.
     pub tensor_overlap: f64,
+    /// Fraction of the forward pass that full recomputation repeats: less than 1 where parts of a block are exempt.
+    pub recompute: f64,
+    /// Exponential of one score in fused attention, in columns of head width that the matrix units pass in the same time. Shah
+    /// et al. 2024 (`FlashAttention-3`), section 3.2, count 64 on H100 if nothing overlaps.
+    pub softmax: f64,
+    /// Latency of links in fact over that of the data sheet.
+    pub latency: f64,
+    /// Efficiency of 8-bit and 4-bit matrix products over that of 16-bit ones: operands are scaled and converted first.
+    pub narrow_efficiency: f64,
+    /// Efficiency of the experts' grouped matrix products over that of plain ones.
+    pub expert_efficiency: f64,
 }
 
 /// Least and greatest physical value of one constant, and how far it is expected from its default.
@@ -44,7 +55,7 @@ pub struct Bound {
 }
 
 /// Number of constants.
-pub const COUNT: usize = 10;
+pub const COUNT: usize = 15;
 
 /// The bounds, in the order of [`Constants::to_array`].
 pub const BOUNDS: [Bound; COUNT] = [
@@ -54,13 +65,18 @@ pub const BOUNDS: [Bound; COUNT] = [
     bound("launch", 0.0, 1e-4, 5e-06),
     bound("intra_efficiency", 0.1, 1.0, 0.25),
     bound("inter_efficiency", 0.05, 1.0, 0.25),
-    bound("overlap", 0.0, 1.0, 0.4),
+    bound("overlap", 0.0, 1.0, 0.3),
     bound("overhead", 0.0, 2.0, 0.02),
     bound("jitter", 0.0, 0.05, 0.01),
     bound("tensor_overlap", 0.0, 0.95, 0.3),
+    bound("recompute", 0.0, 1.0, 0.2),
+    bound("softmax", 0.0, 128.0, 20.0),
+    bound("latency", 0.1, 10.0, 0.5),
+    bound("narrow_efficiency", 0.3, 1.0, 0.15),
+    bound("expert_efficiency", 0.2, 1.0, 0.2),
 ];
 
-const fn bound(name: &'static str, least: f64, most: f64, deviation: f64) -> Bound {
+pub(crate) const fn bound(name: &'static str, least: f64, most: f64, deviation: f64) -> Bound {
     Bound {
         name,
         least,
@@ -75,7 +91,7 @@ impl Constants {
         Self {
             gemm_efficiency: gpu.compute_efficiency,
             memory_efficiency: gpu.memory_efficiency,
-            attention_efficiency: 0.7,
+            attention_efficiency: 0.8,
             launch: gpu.launch_us * 1e-6,
             intra_efficiency: 0.8,
             inter_efficiency: 0.8,
@@ -83,6 +99,11 @@ impl Constants {
             overhead: 0.0,
             jitter: 0.0,
             tensor_overlap: 0.0,
+            recompute: 1.0,
+            softmax: 20.0,
+            latency: 1.0,
+            narrow_efficiency: 0.8,
+            expert_efficiency: 0.7,
         }
     }
 
@@ -99,6 +120,11 @@ impl Constants {
             self.overhead,
             self.jitter,
             self.tensor_overlap,
+            self.recompute,
+            self.softmax,
+            self.latency,
+            self.narrow_efficiency,
+            self.expert_efficiency,
         ]
     }
 
@@ -119,6 +145,11 @@ impl Constants {
             overhead,
             jitter,
             tensor_overlap,
+            recompute,
+            softmax,
+            latency,
+            narrow_efficiency,
+            expert_efficiency,
         ] = clamped;
         Self {
             gemm_efficiency,
@@ -131,6 +162,11 @@ impl Constants {
             overhead,
             jitter,
             tensor_overlap,
+            recompute,
+            softmax,
+            latency,
+            narrow_efficiency,
+            expert_efficiency,
         }
     }
 

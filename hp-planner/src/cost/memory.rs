@@ -1,10 +1,145 @@
 //! Memory of one device: parameters, gradients, optimizer state (`ZeRO`, Rajbhandari et al. 2020) and activations
 //! (Korthikanti et al. 2022, section 4).
 
+use serde::{Deserialize, Serialize};
+
+use crate::cluster::GIB;
 use crate::cost::compute::Shard;
+use crate::cost::constants::{Bound, bound};
 use crate::model::{Head, Layer, Transformer};
 use crate::plan::MemoryBreakdown;
 use crate::training::{Recompute, TrainingSpec};
+
+/// What allocators and frameworks make of the counted tensors; every constant has physical bounds ([`MEMORY_BOUNDS`]).
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct MemoryConstants {
+    /// Fixed GiB: context, library workspaces, communication buffers.
+    pub fixed_gib: f64,
+    /// Kept activations in fact over those counted: fused or reused buffers save, fragmentation adds.
+    pub activation_factor: f64,
+    /// Model state in fact over that counted: gradients in another format, buffers of flattened parameters.
+    pub state_factor: f64,
+    /// Bytes per logit while the loss is computed: 4 with a fused loss, 10 and more with 32-bit copies.
+    pub logit_bytes: f64,
+    /// Gradients of activations alive at a time in the backward pass, in residual streams of a micro-batch.
+    pub stream_gradients: f64,
+    /// Gathered inputs and outputs of sequence-parallel products alive at a time, in whole residual streams.
+    pub gathered_streams: f64,
+    /// Weight gradients in the format of the products that exist beside the accumulated ones, in blocks (with the head where it is).
+    pub weight_gradients: f64,
+    /// Fraction of a block's activations that selective recomputation keeps when a fused attention kernel leaves no scores to
+    /// drop: 1 where only the attention core is recomputed, less where every second product is.
+    pub selective_kept: f64,
+}
+
+/// Number of [`MemoryConstants`].
+pub const MEMORY_COUNT: usize = 8;
+
+/// Their bounds and the widths of their priors, in the order of [`MemoryConstants::to_array`].
+pub const MEMORY_BOUNDS: [Bound; MEMORY_COUNT] = [
+    bound("fixed_gib", 0.0, 16.0, 1.0),
+    bound("activation_factor", 0.3, 3.0, 0.1),
+    bound("state_factor", 0.7, 2.0, 0.1),
+    bound("logit_bytes", 0.0, 16.0, 2.0),
+    bound("stream_gradients", 0.0, 30.0, 3.0),
+    bound("gathered_streams", 0.0, 12.0, 1.5),
+    bound("weight_gradients", 0.0, 2.0, 0.25),
+    bound("selective_kept", 0.1, 1.0, 0.25),
+];
+
+impl Default for MemoryConstants {
+    /// Values at which Megatron-core's largest allocation is met: a fused loss, one block's weight gradients.
+    fn default() -> Self {
+        Self::from_array([0.1, 1.0, 1.0, 3.0, 8.5, 3.5, 1.0, 1.0])
+    }
+}
+
+impl MemoryConstants {
+    /// The constants as numbers, in the order of [`MEMORY_BOUNDS`].
+    pub const fn to_array(&self) -> [f64; MEMORY_COUNT] {
+        [
+            self.fixed_gib,
+            self.activation_factor,
+            self.state_factor,
+            self.logit_bytes,
+            self.stream_gradients,
+            self.gathered_streams,
+            self.weight_gradients,
+            self.selective_kept,
+        ]
+    }
+
+    /// The inverse of [`to_array`](Self::to_array); values are clamped to their bounds.
+    pub fn from_array(values: [f64; MEMORY_COUNT]) -> Self {
+        let mut clamped = values;
+        for (value, bound) in clamped.iter_mut().zip(&MEMORY_BOUNDS) {
+            *value = value.clamp(bound.least, bound.most);
+        }
+        let [
+            fixed_gib,
+            activation_factor,
+            state_factor,
+            logit_bytes,
+            stream_gradients,
+            gathered_streams,
+            weight_gradients,
+            selective_kept,
+        ] = clamped;
+        Self {
+            fixed_gib,
+            activation_factor,
+            state_factor,
+            logit_bytes,
+            stream_gradients,
+            gathered_streams,
+            weight_gradients,
+            selective_kept,
+        }
+    }
+
+    /// Bytes of the tensors that `units` counts.
+    pub fn bytes(&self, units: &MemoryUnits) -> MemoryBreakdown {
+        let kept = units.kept
+            * if units.selective {
+                self.selective_kept
+            } else {
+                1.0
+            };
+        MemoryBreakdown {
+            parameters: self.state_factor * units.state.parameters,
+            gradients: self.state_factor * units.state.gradients,
+            optimizer: self.state_factor * units.state.optimizer,
+            activations: self.activation_factor * (kept + units.recomputed)
+                + self.logit_bytes * units.logits
+                + self.stream_gradients * units.stream,
+            buffers: units.state.buffers
+                + self.gathered_streams * units.gathered
+                + self.weight_gradients * units.weights
+                + self.fixed_gib * GIB,
+        }
+    }
+}
+
+/// Tensors of one device at its fullest moment, in bytes unless stated.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct MemoryUnits {
+    /// Parameters, gradients, optimizer state, and parameters gathered for a while.
+    pub state: MemoryBreakdown,
+    /// Activations kept for all micro-batches in flight.
+    pub kept: f64,
+    /// Whether `kept` is under selective recomputation with fused attention.
+    pub selective: bool,
+    /// A block that is being recomputed.
+    pub recomputed: f64,
+    /// Logits, as a number of elements.
+    pub logits: f64,
+    /// The residual stream of a micro-batch on this device.
+    pub stream: f64,
+    /// The whole residual stream of a micro-batch where sequence parallelism gathers it; else 0.
+    pub gathered: f64,
+    /// Weights of the largest block, and of the head where it is, as their products compute with them.
+    pub weights: f64,
+}
 
 /// Bytes of activations that one block keeps for one micro-batch until its backward pass.
 ///
@@ -23,12 +158,25 @@ pub fn block_activations(shape: &Transformer, layer: u32, shard: &Shard) -> f64 
     if shard.recompute == Recompute::Full {
         return input;
     }
-    let q = f64::from(shape.heads * shape.head_dim());
-    let kv = f64::from(shape.kv_heads() * shape.head_dim());
-    // Inputs of the two norms and of the first products of the two parts, and two dropout masks of a byte.
-    let stream = tokens * h * (4.0 * e + 2.0) / split;
+    // Inputs of the two norms and of the first products of the two parts, and two dropout masks of a byte; models without biases
+    // are trained without dropout.
+    let masks = if shape.biases { 2.0 } else { 0.0 };
+    let stream = tokens * h * (4.0 * e + masks) / split;
     // Query, key, value and the context that enters the projection.
-    let heads = tokens * (2.0 * q + 2.0 * kv) * e / shard.tp;
+    let heads = match &shape.latent {
+        Some(latent) => {
+            let down = f64::from(latent.query_rank + latent.kv_rank);
+            let small = 2.0 * down + f64::from(latent.rope_dim);
+            let wide = f64::from(shape.heads)
+                * f64::from(2 * (shape.head_dim() + latent.rope_dim) + 2 * latent.value_dim);
+            tokens * (small + wide / shard.tp) * e
+        }
+        None => {
+            let q = f64::from(shape.heads * shape.head_dim());
+            let kv = f64::from(shape.kv_heads() * shape.head_dim());
+            tokens * (2.0 * q + 2.0 * kv) * e / shard.tp
+        }
+    };
     let scores = if shard.flash || shard.recompute == Recompute::Selective {
         // One 32-bit number per row and head.
         tokens * f64::from(shape.heads) * 4.0 / shard.tp
@@ -42,7 +190,9 @@ pub fn block_activations(shape: &Transformer, layer: u32, shard: &Shard) -> f64 
     };
     let mlp = if shape.is_moe(layer) {
         let routed = tokens * f64::from(shape.experts_per_token);
-        routed * h * 2.0 * e
+        // The router's logits, and the tokens in the order of their experts.
+        tokens * f64::from(shape.experts) * 4.0
+            + routed * h * e
             + inner(routed, f64::from(shape.expert_ffn()))
             + inner(tokens, f64::from(shape.shared_experts * shape.expert_ffn()))
     } else {
@@ -51,14 +201,13 @@ pub fn block_activations(shape: &Transformer, layer: u32, shard: &Shard) -> f64 
     stream + heads + scores + mlp
 }
 
-/// Bytes that the part after the last block keeps for one micro-batch: logits in 32 bits and in the precision's format.
-pub fn head_activations(shape: &Transformer, shard: &Shard) -> f64 {
+/// Number of logits of one micro-batch on a device of the last stage.
+pub fn logits(shape: &Transformer, shard: &Shard) -> f64 {
     let rows = match shape.head {
         Head::Language => shard.tokens(),
         Head::Classifier => shard.samples,
     };
-    rows * f64::from(shape.vocab) / shard.tp * (4.0 + shard.element)
-        + shard.tokens() * f64::from(shape.hidden) * 2.0 * shard.element
+    rows * f64::from(shape.vocab) / shard.tp
 }
 
 /// Bytes that an explicit layer keeps for one micro-batch.

@@ -58,6 +58,18 @@ impl ShapeKey {
             sequence_parallel: configuration.sequence_parallel,
         })
     }
+
+    /// What shapes of other micro-batches and lengths share: the widths of the weights, which decide over the kernels most.
+    #[must_use]
+    pub fn family(&self) -> Self {
+        Self {
+            seq: 0,
+            micro_batch: 0,
+            cp: 0,
+            ep: 0,
+            ..self.clone()
+        }
+    }
 }
 
 /// Factors on the formula's time.
@@ -67,6 +79,17 @@ pub struct ShapeFactors {
     pub block: f64,
     /// On embedding and head.
     pub ends: f64,
+}
+
+impl ShapeFactors {
+    /// Both factors one after the other.
+    #[must_use]
+    pub fn times(self, other: Self) -> Self {
+        Self {
+            block: self.block * other.block,
+            ends: self.ends * other.ends,
+        }
+    }
 }
 
 impl Default for ShapeFactors {
@@ -103,7 +126,13 @@ impl ShapeTable {
         self.entries.len()
     }
 
-    /// Factors of a shape. Computes in O(log n).
+    /// Factors of a shape: those of its [family](ShapeKey::family) times its own, as far as they are known. Computes in O(log n).
+    pub fn factors(&self, key: &ShapeKey) -> ShapeFactors {
+        let of = |key: &ShapeKey| self.get(key).unwrap_or_default();
+        of(&key.family()).times(of(key))
+    }
+
+    /// The entry of a key. Computes in O(log n).
     pub fn get(&self, key: &ShapeKey) -> Option<ShapeFactors> {
         self.entries
             .binary_search_by(|(known, _)| known.cmp(key))

@@ -1,7 +1,7 @@
 //! Shapes of public models, for rows that give a name instead of a shape. Numbers are those of the models' published
 //! configurations.
 
-use crate::model::{ModelSpec, Transformer};
+use crate::model::{Latent, ModelSpec, Transformer};
 
 /// name part, layers, hidden, heads, kv heads, head width, ffn, vocabulary, experts, per token, expert ffn, shared, dense layers.
 type Row = (&'static str, [u32; 12]);
@@ -18,11 +18,11 @@ const MODELS: &[Row] = &[
     ),
     (
         "deepseekv3",
-        [61, 7168, 128, 0, 160, 18_432, 129_280, 256, 8, 2048, 1, 3],
+        [61, 7168, 128, 0, 128, 18_432, 129_280, 256, 8, 2048, 1, 3],
     ),
     (
         "deepseekv2",
-        [60, 5120, 128, 0, 160, 12_288, 102_400, 160, 6, 1536, 2, 1],
+        [60, 5120, 128, 0, 128, 12_288, 102_400, 160, 6, 1536, 2, 1],
     ),
     (
         "gptoss120b",
@@ -30,7 +30,7 @@ const MODELS: &[Row] = &[
     ),
     (
         "kimik2",
-        [61, 7168, 64, 0, 160, 18_432, 163_840, 384, 8, 2048, 1, 1],
+        [61, 7168, 64, 0, 128, 18_432, 163_840, 384, 8, 2048, 1, 1],
     ),
 ];
 
@@ -60,6 +60,8 @@ pub(crate) fn find(name: &str, layers: Option<u32>) -> Option<ModelSpec> {
         shared,
         dense,
     ] = row;
+    // The models of this list with leading dense blocks are those with latent attention, all of the same ranks.
+    let latent = dense > 0;
     Some(ModelSpec::transformer(
         name,
         Transformer {
@@ -73,7 +75,14 @@ pub(crate) fn find(name: &str, layers: Option<u32>) -> Option<ModelSpec> {
             experts_per_token: per_token,
             expert_ffn,
             shared_experts: shared,
-            dense_layers: dense.min(layers.unwrap_or(depth)),
+            // A cut model keeps its dense blocks in proportion, at least one.
+            dense_layers: (dense * layers.unwrap_or(depth)).div_ceil(depth),
+            latent: latent.then_some(Latent {
+                query_rank: 1536,
+                kv_rank: 512,
+                rope_dim: 64,
+                value_dim: 128,
+            }),
             ..Transformer::new(layers.unwrap_or(depth), hidden, heads, vocab)
         },
     ))

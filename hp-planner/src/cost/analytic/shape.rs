@@ -10,7 +10,8 @@ use crate::cluster::Link;
 use crate::cost::collective::{Fabric, Ring};
 use crate::cost::compute::{Device, Shard};
 use crate::cost::constants::Constants;
-use crate::cost::{Problem, ReplicaKind, ShapeChoice, ShapeCost, memory};
+use crate::cost::memory::{self, MemoryUnits};
+use crate::cost::{Problem, ReplicaKind, ShapeChoice, ShapeCost};
 use crate::plan::{
     Configuration, DeviceMemory, MemoryBreakdown, ParallelDims, Stage, TimeBreakdown,
 };
@@ -38,11 +39,8 @@ struct Part {
     /// Parameters on one GPU: dense ones, and those of routed experts.
     dense: f64,
     experts: f64,
-    /// Bytes of activations that one micro-batch keeps.
-    kept: f64,
-    /// Bytes that exist once besides: a recomputed block, and what the head keeps.
-    fullest: f64,
-    head: f64,
+    /// What one micro-batch keeps, and what exists once besides; the state is filled in by choice.
+    units: MemoryUnits,
 }
 
 /// A kind of replica.
@@ -188,27 +186,45 @@ impl<'a> Shape<'a> {
         let shard = shard(problem, template, stage);
         let (dense, experts) = AnalyticCost::stage_parameters(problem, template, stage);
         let end = stage.first_layer + stage.layers;
-        let mut kept = 0.0;
-        let mut fullest = 0.0_f64;
-        let mut head = 0.0;
+        let mut units = MemoryUnits::default();
+        let whole = Shard {
+            recompute: Recompute::None,
+            ..shard
+        };
         if let Some(shape) = &problem.model.transformer {
+            let mut weights = 0.0_f64;
             for (layer, times) in distinct_blocks(shape, stage) {
-                kept += times * memory::block_activations(shape, layer, &shard);
+                units.kept += times * memory::block_activations(shape, layer, &shard);
                 // While a recomputed block is in its backward pass all its activations exist once.
-                let whole = Shard {
-                    recompute: Recompute::None,
-                    ..shard
-                };
-                fullest = fullest.max(memory::block_activations(shape, layer, &whole));
+                let recomputed = memory::block_activations(shape, layer, &whole);
+                units.recomputed = units.recomputed.max(recomputed);
+                weights =
+                    weights.max(shape.attention_parameters() + shape.shared_ffn_parameters(layer));
             }
             if end == shape.layers {
-                head = memory::head_activations(shape, &shard);
+                units.logits = memory::logits(shape, &shard);
+                weights += f64::from(shape.vocab) * f64::from(shape.hidden);
+            }
+            units.weights = weights / shard.tp * shard.element;
+            units.selective = shard.flash && template.recompute == Recompute::Selective;
+            let stream = shard.tokens() * f64::from(shape.hidden) * shard.element;
+            units.stream = stream;
+            if template.sequence_parallel {
+                units.stream = stream / shard.tp;
+                units.gathered = stream;
             }
         } else {
             for layer in &problem.model.layers[stage.first_layer as usize..end as usize] {
-                kept += memory::layer_activations(layer, &shard);
-                fullest = fullest.max(layer.activation_bytes * shard.samples * shard.element / 2.0);
+                units.kept += memory::layer_activations(layer, &shard);
+                let recomputed = memory::layer_activations(layer, &whole);
+                units.recomputed = units.recomputed.max(recomputed);
+                units.weights = units
+                    .weights
+                    .max(layer.parameters / shard.tp * shard.element);
             }
+        }
+        if template.recompute != Recompute::Full {
+            units.recomputed = 0.0;
         }
         Part {
             group: self
@@ -221,9 +237,7 @@ impl<'a> Shape<'a> {
             time,
             dense,
             experts,
-            kept,
-            fullest,
-            head,
+            units,
         }
     }
 
@@ -327,11 +341,13 @@ impl<'a> Shape<'a> {
                 .map(|ring| ring.all_gather(bytes))
                 .fold(0.0, f64::max)
         };
+        // Of the communication that has work to run beside, a part hides: the rest competes with the work for memory and cores.
         let overlap = if training.overlap_reduce {
             self.groups[part.group].constants.overlap
         } else {
             0.0
         };
+        let visible = |seconds: f64, work: f64| seconds - overlap * seconds.min(work);
         let gradient = training.gradient_element_bytes();
         let weight = training.precision.bytes();
         let both = |bytes: f64| {
@@ -343,16 +359,26 @@ impl<'a> Shape<'a> {
         };
         if choice.zero == 3 {
             // For every micro-batch parameters are gathered forwards and backwards and gradients scattered.
-            let seconds = 2.0 * both(weight) + both(gradient);
-            let behind = overlap * (part.time.forward + part.time.backward);
-            return f64::from(rounds) * (seconds - behind).max(0.0);
+            let pieces = f64::from(part.layers) + 1.0;
+            let layered = |bytes: f64| {
+                let ring = |rings: &[Ring], bytes: f64| {
+                    rings
+                        .iter()
+                        .map(|ring| ring.gather_parts(bytes, pieces))
+                        .fold(0.0, f64::max)
+                };
+                ring(&self.rings.dense, part.dense * bytes)
+                    + ring(&self.rings.experts, part.experts * bytes)
+            };
+            let seconds = 2.0 * layered(weight) + layered(gradient);
+            return f64::from(rounds) * visible(seconds, part.time.compute());
         }
         // A reduction, or its two halves: gradients scattered, updated parameters gathered.
         let second = if choice.zero == 0 { gradient } else { weight };
         let seconds = both(gradient) + both(second);
         // Virtual workers are aggregated first, so only the last of them leaves time to hide behind.
         let last = part.time.backward / f64::from(kind.streams);
-        (seconds - overlap * last).max(0.0)
+        visible(seconds, last)
     }
 
     /// Optimizer update of one stage: state, gradient and parameters cross memory.
@@ -399,32 +425,58 @@ impl<'a> Shape<'a> {
         index: usize,
         rounds: u32,
     ) -> MemoryBreakdown {
+        let units = self.units(choice, kind, index, rounds);
+        self.cost.memory_constants.bytes(&units)
+    }
+
+    /// Tensors on one GPU of stage `index`.
+    fn units(
+        &self,
+        choice: &ShapeChoice<'_>,
+        kind: usize,
+        index: usize,
+        rounds: u32,
+    ) -> MemoryUnits {
         let training: &TrainingSpec = self.problem.training;
         let kind = &self.kinds[kind];
         let part = &kind.parts[index];
         let ranks = f64::from(choice.dp) * f64::from(self.dims.cp);
         let copies = f64::from(kind.streams);
-        let mut memory = memory::model_state(part.dense, choice.zero, ranks, copies, training);
+        let mut state = memory::model_state(part.dense, choice.zero, ranks, copies, training);
         if part.experts > 0.0 {
             let expert_ranks = (ranks / f64::from(self.dims.ep)).max(1.0);
-            let state =
+            let experts =
                 memory::model_state(part.experts, choice.zero, expert_ranks, copies, training);
-            memory.parameters += state.parameters;
-            memory.gradients += state.gradients;
-            memory.optimizer += state.optimizer;
+            state.parameters += experts.parameters;
+            state.gradients += experts.gradients;
+            state.optimizer += experts.optimizer;
         }
-        let mut activations = part.kept * in_flight(choice.schedule, &self.dims, rounds, index);
-        if self.recompute == Recompute::Full {
-            activations += part.fullest;
-        }
-        activations += part.head;
-        memory.activations = copies * activations;
         // Two layers' parameters are gathered at a time.
         if choice.zero == 3 {
             let layer = part.dense / f64::from(part.layers.max(1));
-            memory.buffers += 2.0 * layer * training.precision.bytes();
+            state.buffers += 2.0 * layer * training.precision.bytes();
         }
-        memory
+        let flight = in_flight(choice.schedule, &self.dims, rounds, index);
+        MemoryUnits {
+            state,
+            kept: copies * part.units.kept * flight,
+            recomputed: copies * part.units.recomputed,
+            logits: copies * part.units.logits,
+            stream: copies * part.units.stream,
+            gathered: copies * part.units.gathered,
+            ..part.units
+        }
+    }
+
+    /// Tensors of the devices, one entry per stage of each entry of the choice.
+    pub(crate) fn all_units(&self, choice: &ShapeChoice<'_>) -> Vec<MemoryUnits> {
+        let mut units = Vec::new();
+        for &(kind, rounds) in choice.rounds {
+            for index in 0..self.kinds[kind].parts.len() {
+                units.push(self.units(choice, kind, index, rounds));
+            }
+        }
+        units
     }
 }
 
