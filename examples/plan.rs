@@ -15,12 +15,14 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
+use hp_planner::cost::constants::BOUNDS;
+use hp_planner::cost::memory::MEMORY_BOUNDS;
 use hp_planner::export::{self, Launcher};
 use hp_planner::jabas::{JabasOptions, JabasProfile};
 use hp_planner::simulate::{SimulationOptions, simulate};
 use hp_planner::{
-    Calibration, ClusterSpec, Evaluator, Infeasible, MeasuredRow, ModelSpec, Objective, Planner,
-    Profile, TrainingSpec, split,
+    AnalyticCost, Calibration, ClusterSpec, Evaluator, Infeasible, MeasuredRow, ModelSpec,
+    Objective, Planner, Problem, Profile, TrainingSpec, split,
 };
 
 #[derive(Parser)]
@@ -166,6 +168,16 @@ fn plan(args: &PlanArgs) -> Result<()> {
         println!("  {name:<27} {seconds:>12.6} s");
     }
     println!("  {:<27} {:>12.6} s", "iteration", plan.iteration_time());
+    if plan.configuration.dims.pp > 1 {
+        let problem = Problem {
+            cluster: planner.cluster(),
+            model: planner.model(),
+            training: planner.training(),
+        };
+        let simulated = AnalyticCost::new().simulated_time(&problem, &plan.configuration)?;
+        let total = simulated.total();
+        println!("  {:<27} {total:>12.6} s", "  its schedule simulated");
+    }
     println!(
         "  {:<27} {:>12.6}",
         "money per iteration",
@@ -322,12 +334,47 @@ fn jabas(args: &JabasArgs) -> Result<()> {
 fn explain(calibration: &Calibration) {
     for (key, fit) in calibration.fits() {
         eprintln!(
-            "{} on {}: {} rows, {:?}, factor {:.4}, interval {:+.3}..{:+.3}",
-            key.framework, key.gpu, fit.rows, fit.kind, fit.factor, fit.interval.0, fit.interval.1
+            "{} on {}: {} rows, {:?}, factor {:.4}, held-out error {:.2} %, 90 % interval {:+.1} % to {:+.1} %",
+            key.framework,
+            key.gpu,
+            fit.rows,
+            fit.kind,
+            fit.factor,
+            100.0 * fit.error,
+            100.0 * fit.interval.0.exp_m1(),
+            100.0 * fit.interval.1.exp_m1(),
         );
-        eprintln!("  {:?}", fit.constants);
+        for (bound, value) in BOUNDS.iter().zip(fit.constants.to_array()) {
+            eprintln!(
+                "  {:<20} {value:>12.6}   in [{}, {}]",
+                bound.name, bound.least, bound.most
+            );
+        }
+        if !fit.shapes.is_empty() {
+            let factors = fit.shapes.iter().flat_map(|(_, f)| [f.block, f.ends]);
+            let (least, most) = factors.fold((f64::INFINITY, 0.0_f64), |(least, most), f| {
+                (least.min(f), most.max(f))
+            });
+            eprintln!(
+                "  {} shape factors from {least:.3} to {most:.3}   in [0.5, 2]",
+                fit.shapes.len()
+            );
+        }
+        if !fit.layers.is_empty() {
+            let rows: usize = fit.layers.iter().map(|profile| profile.rows).sum();
+            eprintln!(
+                "  {} layer profiles of {rows} rows, coefficients in [0, inf)",
+                fit.layers.len()
+            );
+        }
     }
-    for (framework, constants) in calibration.memory() {
-        eprintln!("{framework}: {constants:?}");
+    for (framework, fit) in calibration.memory() {
+        eprintln!("{framework}: memory, {} rows", fit.rows);
+        for (bound, value) in MEMORY_BOUNDS.iter().zip(fit.constants.to_array()) {
+            eprintln!(
+                "  {:<20} {value:>12.6}   in [{}, {}]",
+                bound.name, bound.least, bound.most
+            );
+        }
     }
 }

@@ -38,6 +38,8 @@ pub struct Regret {
 pub struct Evaluation {
     /// Time errors by source.
     pub time: BTreeMap<String, ErrorSummary>,
+    /// Time errors of the rows that a layer profile predicts, by source; they are part of `time` as well.
+    pub profiled: BTreeMap<String, ErrorSummary>,
     /// Memory errors by source.
     pub memory: BTreeMap<String, ErrorSummary>,
     /// Regret by source.
@@ -52,6 +54,7 @@ pub struct Evaluation {
 #[derive(Debug, Clone, Default)]
 pub struct Evaluator {
     time: BTreeMap<String, Vec<f64>>,
+    profiled: BTreeMap<String, Vec<f64>>,
     memory: BTreeMap<String, Vec<f64>>,
     regret: BTreeMap<String, Vec<f64>>,
     inside: (usize, usize),
@@ -74,10 +77,11 @@ impl Evaluator {
                 if let (Some(seconds), Some((low, high))) =
                     (prediction.iteration_time, prediction.interval)
                 {
-                    self.time
-                        .entry(source.clone())
-                        .or_default()
-                        .push((seconds / measured - 1.0).abs());
+                    let error = (seconds / measured - 1.0).abs();
+                    self.time.entry(source.clone()).or_default().push(error);
+                    if prediction.profiled {
+                        self.profiled.entry(source.clone()).or_default().push(error);
+                    }
                     self.inside.0 += usize::from((low..=high).contains(&measured));
                     self.inside.1 += 1;
                     choices
@@ -126,6 +130,7 @@ impl Evaluator {
         };
         Evaluation {
             time: summaries(&self.time),
+            profiled: summaries(&self.profiled),
             memory: summaries(&self.memory),
             regret: self
                 .regret
@@ -220,7 +225,11 @@ impl fmt::Display for Evaluation {
             .map(String::len)
             .max()
             .unwrap_or(0);
-        for (title, table) in [("time", &self.time), ("memory", &self.memory)] {
+        for (title, table) in [
+            ("time", &self.time),
+            ("time, of it by layer profile", &self.profiled),
+            ("memory", &self.memory),
+        ] {
             writeln!(
                 f,
                 "{title:<width$}  {:>6} {:>8} {:>8} {:>8}",

@@ -27,7 +27,7 @@ mod training;
 mod trajectory;
 
 pub use assign::{RankKind, Share, assign};
-pub use calibration::{Calibration, Fit, FitKind, MemoryFit, Prediction};
+pub use calibration::{Calibration, Fit, FitKind, LayerProfile, MemoryFit, Prediction};
 pub use cluster::{ClusterSpec, GpuType, Link, NodeGroup, PeakRates};
 pub use cost::analytic::AnalyticCost;
 pub use cost::constants::Constants;

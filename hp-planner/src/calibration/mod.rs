@@ -5,6 +5,7 @@
 //! (see [`crate::cost::shapes`]). Cross-validation inside the training rows decides, so that few rows do not lead to an over-fitted
 //! model. Prediction intervals are quantiles of the residuals of the held-out folds.
 
+mod layers;
 pub(crate) mod least_squares;
 mod memory;
 
@@ -20,6 +21,7 @@ use crate::cost::memory::MemoryConstants;
 use crate::cost::shapes::{ShapeFactors, ShapeKey, ShapeTable};
 use crate::error::{Error, Infeasible, Result};
 use crate::profile::{Case, CaseKey, MeasuredRow, Profile};
+pub use layers::LayerProfile;
 use least_squares::{Unknown, minimise};
 pub use memory::MemoryFit;
 
@@ -27,8 +29,11 @@ pub use memory::MemoryFit;
 const FOLDS: usize = 4;
 const FOLDS_OF_FEW: usize = 8;
 
-/// Held-out error beyond which a row counts by its logarithm when the kinds of fit are compared.
+/// Least held-out error beyond which a row counts by its logarithm when the kinds of fit are compared.
 const SCORE_SCALE: f64 = 0.05;
+
+/// Rows up to which families of shapes weigh by their rows.
+const LARGE_FAMILY: f64 = 8.0;
 
 /// Rows below which a group is small.
 const SMALL: usize = 64;
@@ -55,6 +60,8 @@ pub enum FitKind {
     Full,
     /// All constants, and factors for the shapes that were measured.
     Shapes,
+    /// All of this, and layer profiles of the shapes that were measured often.
+    Layers,
 }
 
 /// Constants of one group of rows.
@@ -70,6 +77,8 @@ pub struct Fit {
     pub factor: f64,
     /// Factors of the shapes that were measured.
     pub shapes: ShapeTable,
+    /// Layer profiles, sorted by shape.
+    pub layers: Vec<LayerProfile>,
     /// Mean absolute logarithmic error of held-out rows.
     pub error: f64,
     /// Logarithms of measured over predicted time between which 90 % of held-out rows lie.
@@ -94,6 +103,8 @@ pub struct Prediction {
     pub memory_gib: Option<f64>,
     /// Why the configuration cannot run or cannot be predicted; `None` if all is well.
     pub reason: Option<Infeasible>,
+    /// Whether a layer profile of the shape gave the time, not the formula.
+    pub profiled: bool,
 }
 
 struct Sample {
@@ -208,12 +219,14 @@ impl Calibration {
             interval: None,
             memory_gib: None,
             reason: Some(reason),
+            profiled: false,
         };
         let case = match row.case() {
             Ok(case) => case,
             Err(reason) => return none(reason),
         };
-        let (model, factor, interval) = match self.fit_for(&case.key) {
+        let fit = self.fit_for(&case.key);
+        let (model, factor, interval) = match fit {
             Some(fit) => (
                 AnalyticCost::new()
                     .with_constants(case.key.gpu.clone(), fit.constants)
@@ -227,6 +240,10 @@ impl Calibration {
             Ok(seconds) => seconds * factor,
             Err(reason) => return none(reason),
         };
+        let profiled = fit
+            .zip(shape_of(&case))
+            .and_then(|(fit, shape)| LayerProfile::predict(&fit.layers, &case, &shape, seconds));
+        let seconds = profiled.unwrap_or(seconds);
         let constants = self
             .memory
             .get(&case.key.framework)
@@ -251,6 +268,7 @@ impl Calibration {
             interval: Some((seconds * interval.0.exp(), seconds * interval.1.exp())),
             memory_gib: Some(need / GIB),
             reason,
+            profiled: profiled.is_some(),
         }
     }
 }
@@ -270,6 +288,7 @@ struct Fitted {
     constants: Constants,
     factor: f64,
     shapes: BTreeMap<ShapeKey, ShapeFactors>,
+    layers: Vec<LayerProfile>,
 }
 
 impl Fitted {
@@ -284,7 +303,15 @@ impl Fitted {
 
     /// Logarithm of predicted over measured time.
     fn residual(&self, sample: &Sample) -> f64 {
-        residual(sample, &self.constants, self.factors(sample)) + self.factor.ln()
+        let error = residual(sample, &self.constants, self.factors(sample)) + self.factor.ln();
+        sample
+            .shape
+            .as_ref()
+            .and_then(|shape| {
+                let formula = sample.seconds * error.exp();
+                LayerProfile::predict(&self.layers, &sample.case, shape, formula)
+            })
+            .map_or(error, |seconds| (seconds / sample.seconds).ln())
     }
 }
 
@@ -306,7 +333,27 @@ fn fit_utilisation(samples: &[&Sample], constants: Constants) -> Fitted {
         constants,
         factor: (-median(&mut values)).exp(),
         shapes: BTreeMap::new(),
+        layers: Vec::new(),
     }
+}
+
+/// Weights of mean 1 that fall with the root of the number of rows of the same family where that is large: a hundred rows of one width say less about
+/// the device than ten of ten widths.
+fn family_weights(samples: &[&Sample]) -> Vec<f64> {
+    let mut sizes: BTreeMap<Option<ShapeKey>, f64> = BTreeMap::new();
+    let family = |sample: &Sample| sample.shape.as_ref().map(ShapeKey::family);
+    for sample in samples {
+        *sizes.entry(family(sample)).or_default() += 1.0;
+    }
+    let mut weights: Vec<f64> = samples
+        .iter()
+        .map(|sample| sizes[&family(sample)].max(LARGE_FAMILY).sqrt().recip())
+        .collect();
+    let mean = weights.iter().sum::<f64>() / weights.len().max(1) as f64;
+    for weight in &mut weights {
+        *weight /= mean;
+    }
+    weights
 }
 
 /// All constants around those of `prior`, with the factors of shapes as they are in `start`.
@@ -328,12 +375,14 @@ fn fit_constants(samples: &[&Sample], prior: Constants, start: &Fitted) -> Fitte
         array.copy_from_slice(values);
         Constants::from_array(array)
     };
+    let weights = family_weights(samples);
     let residuals = |values: &[f64]| -> Vec<f64> {
         let constants = array(values);
         samples
             .iter()
             .zip(&factors)
-            .map(|(sample, factors)| residual(sample, &constants, *factors))
+            .zip(&weights)
+            .map(|((sample, factors), weight)| weight * residual(sample, &constants, *factors))
             .collect()
     };
     // Launches are hidden or they rule: where they are hidden the objective is flat in them, so both sides are tried.
@@ -354,6 +403,7 @@ fn fit_constants(samples: &[&Sample], prior: Constants, start: &Fitted) -> Fitte
         constants: array(&found),
         factor: 1.0,
         shapes: start.shapes.clone(),
+        layers: Vec::new(),
     }
 }
 
@@ -441,6 +491,21 @@ fn fit_all(samples: &[&Sample], related: Option<Constants>) -> Vec<(FitKind, Fit
             fitted = fit_shapes(samples, &fit_constants(samples, prior, &fitted), deviations);
             fits.push((FitKind::Shapes, fitted));
         }
+        let rows = samples
+            .iter()
+            .filter_map(|sample| Some((&sample.case, sample.shape.as_ref()?, sample.seconds)));
+        let layers = LayerProfile::fit(rows);
+        if !layers.is_empty() {
+            let shaped: Vec<Fitted> = fits
+                .iter()
+                .filter(|(kind, _)| *kind == FitKind::Shapes)
+                .map(|(_, fitted)| fitted.clone())
+                .collect();
+            fits.extend(shaped.into_iter().map(|fitted| {
+                let layers = layers.clone();
+                (FitKind::Layers, Fitted { layers, ..fitted })
+            }));
+        }
     }
     fits
 }
@@ -455,6 +520,7 @@ fn related(samples: &[Sample], relatives: &[&Sample]) -> Option<Constants> {
         constants: prior,
         factor: 1.0,
         shapes: BTreeMap::new(),
+        layers: Vec::new(),
     };
     Some(fit_constants(relatives, prior, &start).constants)
 }
@@ -502,9 +568,14 @@ fn fit_group(samples: &[Sample], relatives: &[&Sample]) -> Fit {
         errors[0] = vec![-0.3, 0.3];
     }
     let mean = |values: &[f64]| values.iter().map(|r| r.abs()).sum::<f64>() / values.len() as f64;
-    // Rows that no fit explains must not decide between them.
+    // Rows that no fit explains must not decide between them: beyond three times the usual error they count by their logarithm.
+    let usual = errors
+        .iter()
+        .map(|values| median(&mut values.iter().map(|r| r.abs()).collect::<Vec<_>>()))
+        .fold(f64::INFINITY, f64::min);
+    let scale = (3.0 * usual).max(SCORE_SCALE);
     let score = |values: &[f64]| {
-        let compressed = values.iter().map(|r| (r.abs() / SCORE_SCALE).asinh());
+        let compressed = values.iter().map(|r| (r.abs() / scale).asinh());
         compressed.sum::<f64>() / values.len() as f64
     };
     let best = (0..fits.len())
@@ -521,6 +592,7 @@ fn fit_group(samples: &[Sample], relatives: &[&Sample]) -> Fit {
         constants: fitted.constants,
         factor: fitted.factor,
         shapes: ShapeTable::new(fitted.shapes.into_iter().collect()),
+        layers: fitted.layers,
         error: mean(&errors),
         interval: (
             (quantile(&errors, 0.05) * widen).min(0.0),

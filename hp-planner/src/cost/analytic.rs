@@ -1,6 +1,7 @@
 //! The analytic cost model: kernels, collectives, pipeline, reduction and update put together.
 
 mod shape;
+mod timeline;
 
 use crate::cluster::ClusterSpec;
 use crate::cost::collective::Fabric;

@@ -6,7 +6,7 @@ use super::presets;
 use super::rows::MeasuredRow;
 use crate::cluster::{ClusterSpec, GpuType, Link, NodeGroup};
 use crate::cost::Problem;
-use crate::error::Infeasible;
+use crate::error::{Error, Infeasible};
 use crate::model::{ModelSpec, Transformer};
 use crate::plan::{Allocation, Configuration, ParallelDims, ReplicaGroup, Stage};
 use crate::training::{Precision, Recompute, Schedule, TrainingSpec};
@@ -211,7 +211,7 @@ impl MeasuredRow {
         let model = ModelSpec::transformer(name, shape);
         model
             .validate()
-            .map_err(|error| Infeasible::Unsupported(error.to_string()))?;
+            .map_err(|error| Infeasible::Unsupported(column_error(&error)))?;
         Ok(model)
     }
 
@@ -275,6 +275,22 @@ impl MeasuredRow {
             .and_then(|text| gigabits(text, node))
             .unwrap_or(usual * f64::from(node));
         Link::new(gigabits / 8.0, 10.0)
+    }
+}
+
+/// A model's error in the words of the table: its columns are the fields of the model's `transformer` table.
+fn column_error(error: &Error) -> String {
+    match error {
+        Error::Field {
+            field,
+            value,
+            allowed,
+            ..
+        } => {
+            let column = field.strip_prefix("transformer.").unwrap_or(field);
+            format!("field {column} is {value}, allowed is {allowed}")
+        }
+        other => other.to_string(),
     }
 }
 
@@ -406,6 +422,10 @@ mod tests {
         assert_eq!(
             reason("a,Megatron,GPT,24,1024,,1024,50257,A100-80,8,8,,2,2,2,1,8,full,fp16"),
             "unsupported: missing field heads"
+        );
+        assert_eq!(
+            reason("a,Megatron,GPT,24,1024,10,1024,50257,A100-80,8,8,,2,2,2,1,8,full,fp16"),
+            "unsupported: field heads is 10, allowed is a divisor of hidden = 1024, or head_dim stated as well"
         );
         assert_eq!(
             reason("a,Megatron,GPT,24,1024,16,1024,50257,X9,8,8,,2,2,2,1,8,full,fp16"),

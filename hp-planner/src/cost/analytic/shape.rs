@@ -102,7 +102,6 @@ pub(crate) struct Shape<'a> {
     problem: Problem<'a>,
     /// Degrees, of which the number of replicas is not used.
     dims: ParallelDims,
-    recompute: Recompute,
     groups: Vec<Group>,
     kinds: Vec<Kind>,
     overhead: f64,
@@ -141,7 +140,6 @@ impl<'a> Shape<'a> {
             cost,
             problem: *problem,
             dims: template.dims,
-            recompute: template.recompute,
             groups,
             kinds: Vec::new(),
             overhead,
