@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# The MPI communicator under mpirun: every collective on 1 to 4 processes, every way to fail on 3 and 4, and training that equals that over threads.
+# The MPI communicator under mpirun: every collective on 1 to 4 processes, every way to fail on 3 and 4, and training (data-parallel and hybrid) that equals that over threads.
 # Needs Open MPI and clang (Debian: libopenmpi-dev openmpi-bin clang libclang-dev).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 # Over the whole workspace, so that the build of Burn that the other tests use serves here too.
-cargo build --quiet --features mpi --example mpi_check --example mpi_training
+cargo build --quiet --features mpi --example mpi_check --example mpi_training --example mpi_hybrid
 examples="$(cargo metadata --no-deps --format-version 1 | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')/debug/examples"
 check=$examples/mpi_check
 run=(mpirun --allow-run-as-root --oversubscribe)
@@ -42,4 +42,9 @@ echo 'ok: a killed process ends the job'
 for n in 1 2 3; do
     # Only rank 0 reports, once the others have ended with it.
     expect 1 -n "$n" "$examples/mpi_training"
+done
+for layout in '2 2 1' '1 1 4' '1 2 2'; do
+    # Every rank compares its run over processes with one over threads.
+    # shellcheck disable=SC2086 # three arguments
+    expect 4 -n 4 "$examples/mpi_hybrid" $layout
 done

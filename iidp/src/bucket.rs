@@ -166,9 +166,22 @@ impl ParameterLayout {
         module.visit(&mut TakeGradients {
             layout: self,
             gradients,
-            out: &mut to.slots,
+            out: to,
             met,
         });
+    }
+
+    /// Adds gradients of weights that were computed apart, by identity. Those of frozen weights are ignored.
+    pub(crate) fn add_gradients(
+        &self,
+        gradient: &mut FlatGradient,
+        parts: Vec<(ParamId, Tensor<2>)>,
+    ) {
+        for (id, part) in parts {
+            if let Some(&i) = self.by_id.get(&id) {
+                gradient.add(i, HostSlice::of(inner(part)));
+            }
+        }
     }
 
     fn slot_of(&self, id: ParamId) -> Option<(Place, &ParameterSlot)> {
@@ -349,12 +362,27 @@ impl FlatGradient {
             slots: self.slots.iter_mut().enumerate().map(take).collect(),
         }
     }
+
+    /// Adds to the gradient of a slot.
+    fn add(&mut self, slot: usize, part: HostSlice) {
+        self.slots[slot] = Some(match self.slots[slot].take() {
+            None => part,
+            Some(first) => HostSlice::Copy(
+                first
+                    .as_slice()
+                    .iter()
+                    .zip(part.as_slice())
+                    .map(|(a, b)| a + b)
+                    .collect(),
+            ),
+        });
+    }
 }
 
 struct TakeGradients<'a, F> {
     layout: &'a ParameterLayout,
     gradients: &'a mut Gradients,
-    out: &'a mut [Option<HostSlice>],
+    out: &'a mut FlatGradient,
     met: F,
 }
 
@@ -363,19 +391,11 @@ impl<F: FnMut(usize)> ModuleVisitor for TakeGradients<'_, F> {
         let Some(&i) = self.layout.by_id.get(&param.id) else {
             return;
         };
-        let Some(gradient) = param.base().grad_remove(self.gradients) else {
-            return;
-        };
-        (self.met)(i);
-        let gradient = HostSlice::of(gradient);
-        // A tied tensor is several leaves in a replica, and may be met in several segments: its gradients add up.
-        self.out[i] = Some(match self.out[i].take() {
-            None => gradient,
-            Some(first) => {
-                let pairs = first.as_slice().iter().zip(gradient.as_slice());
-                HostSlice::Copy(pairs.map(|(a, b)| a + b).collect())
-            }
-        });
+        if let Some(gradient) = param.base().grad_remove(self.gradients) {
+            (self.met)(i);
+            // A tied tensor is several leaves in a replica, and may be met in several segments: its gradients add up.
+            self.out.add(i, HostSlice::of(gradient));
+        }
     }
 }
 

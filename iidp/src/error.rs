@@ -98,6 +98,14 @@ pub enum Error {
         /// The nearest size, from there upwards, that could be cut.
         nearest_size: usize,
     },
+    /// A pipeline schedule that is not complete or would deadlock.
+    #[error("schedule of rank {rank}: {problem}")]
+    InvalidSchedule {
+        /// The rank.
+        rank: usize,
+        /// What is wrong.
+        problem: crate::pipeline::ScheduleProblem,
+    },
     /// A setting or argument that cannot be used.
     #[error("{what}: {problem}")]
     Invalid {

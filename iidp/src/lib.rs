@@ -10,14 +10,18 @@ pub mod communicator;
 mod devices;
 mod error;
 mod executor;
+pub mod hybrid;
 pub mod models;
 pub mod optimizer;
 mod permutation;
+pub mod pipeline;
 pub mod profiler;
 pub mod reshard;
 pub mod sampler;
+mod seeding;
 mod shard;
 pub mod state_dict;
+pub mod tensor_parallel;
 mod topology;
 mod worker;
 
@@ -33,7 +37,9 @@ pub use executor::{
     MicroBatchObserver, MicroBatchRef, MicroBatchTiming, Mode, ObserverContext, PlainAccumulation,
     RankTimings, StepOutput, StepTimings, Workload, accumulate_weighted,
 };
+pub use hybrid::{HybridConfig, HybridExecutor, HybridWorkload};
 pub use optimizer::{AdamWConfig, OptimizerConfig};
+pub use pipeline::{Schedule, StageModule};
 pub use profiler::Profiler;
 pub use reshard::ReshardPlan;
 pub use sampler::ShardedSampler;

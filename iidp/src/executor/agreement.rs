@@ -5,7 +5,7 @@ use crate::communicator::Communicator;
 
 /// Why a rank's part of a step failed.
 #[derive(Debug)]
-pub(super) struct Failure {
+pub(crate) struct Failure {
     error: Error,
     micro_batch: usize,
     kind: Kind,
@@ -36,7 +36,7 @@ impl Kind {
 }
 
 impl Failure {
-    pub(super) fn of(error: Error, micro_batch: usize) -> Self {
+    pub(crate) fn of(error: Error, micro_batch: usize) -> Self {
         let kind = match &error {
             Error::Workload { .. } => Kind::Workload,
             Error::WorkerPanicked { .. } => Kind::Panic,
@@ -55,7 +55,7 @@ impl Failure {
 /// Losses of the micro-batches and failures of the ranks, summed over the ranks in one collective: each number has one
 /// rank that sets it and is zero elsewhere, so the sum is exact.
 #[derive(Debug)]
-pub(super) struct Agreement {
+pub(crate) struct Agreement {
     /// Per rank: kind of failure (0 for none) and micro-batch; then one loss per micro-batch.
     numbers: Vec<f64>,
     ranks: usize,
@@ -64,7 +64,7 @@ pub(super) struct Agreement {
 }
 
 impl Agreement {
-    pub(super) fn new(ranks: usize, rank: usize, micro_batches: usize) -> Self {
+    pub(crate) fn new(ranks: usize, rank: usize, micro_batches: usize) -> Self {
         Self {
             numbers: vec![0.0; 2 * ranks + micro_batches],
             ranks,
@@ -73,16 +73,16 @@ impl Agreement {
         }
     }
 
-    pub(super) fn set_loss(&mut self, micro_batch: usize, loss: f64) {
+    pub(crate) fn set_loss(&mut self, micro_batch: usize, loss: f64) {
         self.numbers[2 * self.ranks + micro_batch] = loss;
     }
 
     /// Records a failure of this rank. The first one counts.
-    pub(super) fn fail(&mut self, failure: Failure) {
+    pub(crate) fn fail(&mut self, failure: Failure) {
         self.failure.get_or_insert(failure);
     }
 
-    pub(super) fn failed(&self) -> bool {
+    pub(crate) fn failed(&self) -> bool {
         self.failure.is_some()
     }
 
@@ -91,7 +91,7 @@ impl Agreement {
     /// # Errors
     ///
     /// This rank's failure if it has one, otherwise that of the first other rank with one.
-    pub(super) fn settle(&mut self, communicator: &dyn Communicator) -> Result<(), Error> {
+    pub(crate) fn settle(&mut self, communicator: &dyn Communicator) -> Result<(), Error> {
         if let Some(failure) = &self.failure {
             self.numbers[2 * self.rank] = f64::from(failure.kind as u8);
             self.numbers[2 * self.rank + 1] = failure.micro_batch as f64;
@@ -110,7 +110,7 @@ impl Agreement {
         }
     }
 
-    pub(super) fn into_losses(mut self) -> Vec<f64> {
+    pub(crate) fn into_losses(mut self) -> Vec<f64> {
         self.numbers.split_off(2 * self.ranks)
     }
 }

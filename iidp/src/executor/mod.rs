@@ -10,7 +10,7 @@
 //! workload's error, a panic), no rank updates anything and [`Executor::step`] returns the cause: the executor goes on from the same state.
 
 mod accumulation;
-mod agreement;
+pub(crate) mod agreement;
 mod config;
 mod cuts;
 mod jobs;
@@ -23,8 +23,8 @@ mod state;
 mod workload;
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -43,6 +43,7 @@ pub use workload::{BoxError, MicroBatch, Mode, Workload};
 
 use crate::bucket::skeleton;
 use crate::communicator::Communicator;
+use crate::seeding::with_seed;
 use crate::topology::BatchPlan;
 use crate::worker::WorkerContext;
 use crate::{Error, ParameterLayout, WorkerLayout};
@@ -653,15 +654,14 @@ fn make_model<W: Workload>(
     device: &Device,
     config: &ExecutorConfig,
 ) -> Result<(W::Model, ParameterLayout), Error> {
-    // Burn has one generator per device and process, and draws weights when they are first looked at, which the layout does.
-    static TURN: Mutex<()> = Mutex::new(());
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    device.seed(config.seed);
-    let model = workload.init(device).map_err(|error| Error::ModelInit {
-        message: error.to_string(),
-    })?;
-    let layout = ParameterLayout::of(&model, config.bucket_bytes)?;
-    Ok((model, layout))
+    with_seed(device, config.seed, || {
+        let model = workload.init(device).map_err(|error| Error::ModelInit {
+            message: error.to_string(),
+        })?;
+        // This looks at all weights.
+        let layout = ParameterLayout::of(&model, config.bucket_bytes)?;
+        Ok((model, layout))
+    })
 }
 
 impl<W: Workload> Drop for Executor<W> {
