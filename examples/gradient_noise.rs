@@ -128,15 +128,17 @@ fn draw(curves: &[Curve]) -> anyhow::Result<String> {
         )?;
         writeln!(
             svg,
-            "<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{high:.3}</text>",
+            "<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{}</text>",
             MARGIN - 6.0,
-            top + 10.0
+            top + 10.0,
+            label(high)
         )?;
         writeln!(
             svg,
-            "<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{low:.3}</text>",
+            "<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{}</text>",
             MARGIN - 6.0,
-            top + HEIGHT
+            top + HEIGHT,
+            label(low)
         )?;
         writeln!(
             svg,
@@ -152,4 +154,13 @@ fn draw(curves: &[Curve]) -> anyhow::Result<String> {
     }
     svg.push_str("</svg>\n");
     Ok(svg)
+}
+
+/// Three digits after the point for shares, none for samples.
+fn label(value: f64) -> String {
+    if value < 10.0 {
+        format!("{value:.3}")
+    } else {
+        format!("{value:.0}")
+    }
 }
