@@ -84,6 +84,7 @@ type ObserverFactory =
     Box<dyn FnMut(&HybridObserverContext<'_>) -> Box<dyn MicroBatchObserver> + Send>;
 
 /// Settings of a [`HybridExecutor`].
+#[derive(Clone)]
 pub struct HybridConfig {
     pub(super) dims: ParallelDims,
     pub(super) layouts: Vec<WorkerLayout>,
@@ -97,8 +98,8 @@ pub struct HybridConfig {
     pub(super) cuts: Option<Vec<usize>>,
     pub(super) recompute: bool,
     pub(super) sequence_parallel: bool,
-    /// Behind a lock only so that ranks may read the settings while they start.
-    pub(super) observers: Option<Mutex<ObserverFactory>>,
+    /// Shared, since settings are copied when the layout changes.
+    pub(super) observers: Option<Arc<Mutex<ObserverFactory>>>,
 }
 
 impl fmt::Debug for HybridConfig {
@@ -213,7 +214,7 @@ impl HybridConfig {
     where
         F: FnMut(&HybridObserverContext<'_>) -> Box<dyn MicroBatchObserver> + Send + 'static,
     {
-        self.observers = Some(Mutex::new(Box::new(factory)));
+        self.observers = Some(Arc::new(Mutex::new(Box::new(factory))));
         self
     }
 
@@ -251,7 +252,7 @@ impl HybridConfig {
         HybridExecutor::start(self, Arc::new(workload), communicators, false)
     }
 
-    fn validate(&self, model: &impl super::BlockModel) -> Result<(), Error> {
+    pub(super) fn validate(&self, model: &impl super::BlockModel) -> Result<(), Error> {
         Topology::new(self.dims, self.dims.world_size())?;
         BatchPlan::of(&self.layouts)?;
         if self.layouts.len() != self.dims.dp {
@@ -310,7 +311,7 @@ impl HybridConfig {
 
     /// The observer of a rank.
     pub(super) fn observe(
-        &mut self,
+        &self,
         rank: usize,
         coordinates: Coordinates,
         parameters: &ParameterLayout,
@@ -324,9 +325,9 @@ impl HybridConfig {
             parameters,
             owned,
         };
-        match &mut self.observers {
+        match &self.observers {
             Some(factory) => {
-                let factory = factory.get_mut().unwrap_or_else(PoisonError::into_inner);
+                let mut factory = factory.lock().unwrap_or_else(PoisonError::into_inner);
                 factory(&context)
             }
             None => Box::new(PlainAccumulation),

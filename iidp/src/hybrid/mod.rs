@@ -63,6 +63,7 @@ mod groups;
 mod output;
 mod partition;
 mod rank;
+mod reconfigure;
 mod stage;
 mod state;
 mod traffic;

@@ -223,6 +223,15 @@ pub(super) fn canonical_name(block: usize, path: &str) -> String {
     format!("blocks.{block}.{path}")
 }
 
+/// The block in a [`canonical_name`].
+pub(super) fn block_of(name: &str) -> Option<usize> {
+    name.strip_prefix("blocks.")?
+        .split('.')
+        .next()?
+        .parse()
+        .ok()
+}
+
 /// All blocks of a model as one module on `device`, with the weights that a run with this seed starts from; tied parameters are one tensor.
 ///
 /// # Errors

@@ -24,6 +24,7 @@ use crate::executor::agreement::{Agreement, Failure};
 use crate::executor::{Mode, accumulate_weighted};
 use crate::optimizer::{Optimizer, StepOptions, squared_norm};
 use crate::pipeline::{Schedule, Sequential, TaskTiming, run};
+use crate::reshard::RankState;
 use crate::topology::BatchPlan;
 use crate::worker::{panic_message, start_pool};
 use crate::{
@@ -46,6 +47,13 @@ pub(super) enum Command {
     Restore(Arc<HybridState>),
     /// This rank's shards.
     Local,
+    /// This rank's shards in its flat buffers.
+    Export,
+    /// Take over the state of this rank, by rank.
+    Import {
+        states: Arc<Vec<RankState>>,
+        step: u64,
+    },
     /// Another world, after the old one failed.
     Reconnect(Box<dyn Communicator>),
 }
@@ -57,6 +65,8 @@ pub(super) enum Payload {
     Evaluated(f64),
     State(Box<HybridState>),
     Local(Vec<LocalTensor>),
+    /// Tensors without values, in the order of the buffers.
+    Exported(Vec<LocalTensor>, Box<RankState>),
 }
 
 /// A rank's part of a step's output.
@@ -270,6 +280,26 @@ impl<W: HybridWorkload> Rank<W> {
                 Ok(Payload::Done)
             }
             Command::Local => Ok(Payload::Local(self.local())),
+            Command::Export => {
+                let tensors = self.index.slots.iter().chain(&self.index.buffers);
+                let parameters = self.parameters.as_slice().to_vec();
+                let state = RankState::new(parameters, self.buffers.clone())
+                    .with_optimizer(self.optimizer.state());
+                Ok(Payload::Exported(
+                    tensors.cloned().collect(),
+                    Box::new(state),
+                ))
+            }
+            Command::Import { states, step } => {
+                let state = &states[self.rank];
+                self.optimizer.restore(&state.optimizer())?;
+                self.parameters
+                    .as_mut_slice()
+                    .copy_from_slice(&state.parameters);
+                self.buffers.clone_from(&state.buffers);
+                self.step = step;
+                Ok(Payload::Done)
+            }
             Command::Reconnect(world) => {
                 self.groups
                     .reconnect(world, &self.settings, self.at, &self.sent)?;

@@ -22,6 +22,7 @@
 
 mod executor;
 mod file;
+mod hybrid;
 
 use std::collections::BTreeMap;
 
