@@ -109,7 +109,7 @@ pub struct Transformer {
     pub latent: Option<Latent>,
 }
 
-/// Multi-head latent attention (DeepSeek-AI 2024, `DeepSeek-V2`, section 2.1).
+/// Multi-head latent attention (`DeepSeek-AI` 2024, `DeepSeek-V2`, section 2.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Latent {

@@ -163,19 +163,16 @@ pub fn block_activations(shape: &Transformer, layer: u32, shard: &Shard) -> f64 
     let masks = if shape.biases { 2.0 } else { 0.0 };
     let stream = tokens * h * (4.0 * e + masks) / split;
     // Query, key, value and the context that enters the projection.
-    let heads = match &shape.latent {
-        Some(latent) => {
-            let down = f64::from(latent.query_rank + latent.kv_rank);
-            let small = 2.0 * down + f64::from(latent.rope_dim);
-            let wide = f64::from(shape.heads)
-                * f64::from(2 * (shape.head_dim() + latent.rope_dim) + 2 * latent.value_dim);
-            tokens * (small + wide / shard.tp) * e
-        }
-        None => {
-            let q = f64::from(shape.heads * shape.head_dim());
-            let kv = f64::from(shape.kv_heads() * shape.head_dim());
-            tokens * (2.0 * q + 2.0 * kv) * e / shard.tp
-        }
+    let heads = if let Some(latent) = &shape.latent {
+        let down = f64::from(latent.query_rank + latent.kv_rank);
+        let small = 2.0 * down + f64::from(latent.rope_dim);
+        let wide = f64::from(shape.heads)
+            * f64::from(2 * (shape.head_dim() + latent.rope_dim) + 2 * latent.value_dim);
+        tokens * (small + wide / shard.tp) * e
+    } else {
+        let q = f64::from(shape.heads * shape.head_dim());
+        let kv = f64::from(shape.kv_heads() * shape.head_dim());
+        tokens * (2.0 * q + 2.0 * kv) * e / shard.tp
     };
     let scores = if shard.flash || shard.recompute == Recompute::Selective {
         // One 32-bit number per row and head.

@@ -220,7 +220,7 @@ impl<'a> Below<'a> {
             rounds.clear();
             let mut slowest = 0.0_f64;
             for (index, (kind, share)) in kinds.iter().zip(&shares).enumerate() {
-                for (count, steps) in parts(counts[index], share) {
+                for (count, steps) in parts(counts[index], *share) {
                     if count > 0 {
                         slowest = slowest.max(f64::from(steps) * kind.busiest + idle[index]);
                         rounds.push((index, steps));
@@ -358,7 +358,7 @@ impl<'a> Below<'a> {
             for stage in kind.stages {
                 gpus[stage.group] += n * self.shape.tp * self.shape.cp;
             }
-            for (count, accumulation_steps) in parts(n, share) {
+            for (count, accumulation_steps) in parts(n, *share) {
                 if count > 0 {
                     configuration.replicas.push(ReplicaGroup {
                         count,
@@ -440,7 +440,7 @@ impl<'a> After<'a> {
 }
 
 /// Numbers of equal replicas with their rounds.
-fn parts(replicas: u32, share: &Share) -> [(u32, u32); 2] {
+fn parts(replicas: u32, share: Share) -> [(u32, u32); 2] {
     [
         (share.longer, share.rounds + 1),
         (replicas - share.longer, share.rounds),
