@@ -283,19 +283,20 @@ fn measure(plan: &Plan<'_>, options: &Options, stream: &str) -> Result<Vec<Cell>
 }
 
 fn measure_all(options: &Options) -> Result<()> {
-    let mut results = format!("{}\n", header(options.rounds));
+    let mut results = vec![header(options.rounds)];
     for stream in &options.streams {
         let data = dataset(stream, options.keys + options.keys / 19)
             .with_context(|| format!("unknown stream {stream}"))?;
         let plan = Plan::new(&data, options.ops);
         for cell in measure(&plan, options, data.name)? {
             println!("{cell}");
-            results.push_str(&format!("{cell}\n"));
+            results.push(cell.to_string());
         }
     }
     if let Some(path) = &options.results {
         let file = OpenOptions::new().create(true).append(true).open(path);
-        let written = file.and_then(|mut file| file.write_all(results.as_bytes()));
+        let lines = results.join("\n") + "\n";
+        let written = file.and_then(|mut file| file.write_all(lines.as_bytes()));
         written.with_context(|| path.clone())?;
     }
     Ok(())

@@ -38,7 +38,10 @@ pub fn pairs(smoke: &[(&str, &str)]) -> Result<Vec<(String, String)>> {
 }
 
 /// The value as a number of at least `least`.
-pub fn number<T: FromStr + PartialOrd + Display>(name: &str, value: &str, least: T) -> Result<T> {
+pub fn number<T>(name: &str, value: &str, least: T) -> Result<T>
+where
+    T: FromStr + PartialOrd + Display + Copy,
+{
     let number = value.parse().ok().filter(|number| *number >= least);
     number.with_context(|| format!("{name}: expected a number of at least {least}, got {value}"))
 }
