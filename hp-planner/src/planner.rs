@@ -389,6 +389,18 @@ pub(crate) struct Outcome {
 }
 
 impl Outcome {
+    /// Nothing found yet, but with the examples of reasons that are known already.
+    pub(crate) fn following(&self) -> Self {
+        let mut rejections = self.rejections.clone();
+        for rejection in rejections.values_mut() {
+            rejection.count = 0;
+        }
+        Self {
+            rejections,
+            ..Self::default()
+        }
+    }
+
     pub(crate) fn reject(&mut self, reason: Infeasible) {
         self.examined += 1;
         self.rejections

@@ -141,30 +141,7 @@ pub fn plan_trajectory(
             "one or more intervals of samples and global_batch",
         ));
     }
-    let mut shapes: Vec<Configuration> = Vec::new();
-    for interval in intervals {
-        let report = planner
-            .clone()
-            .with_global_batch(interval.global_batch)
-            .plan()?;
-        for point in &report.front {
-            let configuration = &point.payload.configuration;
-            if !shapes.iter().any(|known| same_shape(known, configuration)) {
-                shapes.push(configuration.clone());
-            }
-        }
-    }
-    let candidates: Vec<Vec<ParallelPlan>> = intervals
-        .iter()
-        .map(|interval| {
-            let planner = planner.clone().with_global_batch(interval.global_batch);
-            shapes
-                .iter()
-                .filter_map(|shape| reshared(&planner, shape, interval.global_batch))
-                .filter_map(|configuration| planner.evaluate(&configuration).ok())
-                .collect()
-        })
-        .collect();
+    let candidates = candidates(planner)?;
     let iterations = |interval: &BatchInterval| interval.samples.div_ceil(interval.global_batch);
     let stay: Vec<Vec<Price>> = candidates
         .iter()
@@ -207,6 +184,35 @@ pub fn plan_trajectory(
             })
             .collect(),
     }))
+}
+
+/// The plans that each interval can choose from.
+fn candidates(planner: &Planner) -> Result<Vec<Vec<ParallelPlan>>> {
+    let intervals = &planner.training().trajectory;
+    let mut shapes: Vec<Configuration> = Vec::new();
+    for interval in intervals {
+        let report = planner
+            .clone()
+            .with_global_batch(interval.global_batch)
+            .plan()?;
+        for point in &report.front {
+            let configuration = &point.payload.configuration;
+            if !shapes.iter().any(|known| same_shape(known, configuration)) {
+                shapes.push(configuration.clone());
+            }
+        }
+    }
+    Ok(intervals
+        .iter()
+        .map(|interval| {
+            let planner = planner.clone().with_global_batch(interval.global_batch);
+            shapes
+                .iter()
+                .filter_map(|shape| reshared(&planner, shape, interval.global_batch))
+                .filter_map(|configuration| planner.evaluate(&configuration).ok())
+                .collect()
+        })
+        .collect())
 }
 
 /// Replicas by their stages and virtual workers, whatever their share of the batch.
@@ -506,5 +512,47 @@ mod tests {
                 .abs()
                 < 1.0
         );
+    }
+
+    #[test]
+    fn front_equals_all_sequences_of_plans() {
+        for (samples, restart_seconds) in [(2_000, 0.5), (100_000, 0.0), (20_000, 3.0)] {
+            let planner = planner(samples);
+            let model = TransitionModel { restart_seconds };
+            let candidates = candidates(&planner).unwrap();
+            let intervals = &planner.training().trajectory;
+            // Time and money of every way to go from interval to interval, with the changes made.
+            let mut ways: Vec<(f64, f64, u32, usize)> = vec![(0.0, 0.0, 0, 0)];
+            for (i, (plans, interval)) in candidates.iter().zip(intervals).enumerate() {
+                let mut next = Vec::new();
+                for &(time, cost, changes, last) in &ways {
+                    for (index, plan) in plans.iter().enumerate() {
+                        let change = (i > 0)
+                            .then(|| {
+                                let before = &candidates[i - 1][last].configuration;
+                                transition(&planner, model, before, &plan.configuration)
+                            })
+                            .flatten();
+                        let steps = interval.samples.div_ceil(interval.global_batch) as f64;
+                        next.push((
+                            time + change.map_or(0.0, |c| c.seconds)
+                                + steps * plan.iteration_time(),
+                            cost + change.map_or(0.0, |c| c.money) + steps * plan.iteration_cost(),
+                            changes + u32::from(change.is_some()),
+                            index,
+                        ));
+                    }
+                }
+                ways = next;
+            }
+            assert!(ways.len() > 50, "{} sequences", ways.len());
+            let mut expected = ParetoFront::new();
+            for &(time, cost, changes, _) in &ways {
+                expected.insert(time, cost, changes).unwrap();
+            }
+            let found = plan_trajectory(&planner, &model).unwrap();
+            let found = found.map(|plan| plan.changes);
+            assert_eq!(found, expected);
+        }
     }
 }

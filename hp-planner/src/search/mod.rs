@@ -101,7 +101,7 @@ pub(crate) fn search(
         length = longest.min(2 * length);
         let finds: Vec<Outcome> = round
             .par_iter()
-            .map(|visit| visit.run(problem, cost, &times, &found.front, &late))
+            .map(|visit| visit.run(problem, cost, &times, &found, &late))
             .collect();
         for find in finds {
             found.absorb(find);

@@ -7,8 +7,6 @@ use super::below::Below;
 use super::layers::LayerTimes;
 use super::space::{self, Family, Shape};
 use crate::cost::{CostModel, Problem};
-use crate::pareto::ParetoFront;
-use crate::plan::ParallelPlan;
 use crate::planner::Outcome;
 use crate::training::Schedule;
 
@@ -135,14 +133,14 @@ impl Visit {
         problem: &Problem<'_>,
         cost: &dyn CostModel,
         times: &LayerTimes<'_>,
-        front: &ParetoFront<ParallelPlan>,
+        before: &Outcome,
         late: &(dyn Fn() -> bool + Sync),
     ) -> Outcome {
-        let mut found = Outcome::default();
-        if front.dominates(self.time, self.cost) || late() {
-            return found;
+        if before.front.dominates(self.time, self.cost) || late() {
+            return Outcome::default();
         }
-        let below = Below::new(problem, cost, times, self, front, late);
+        let mut found = before.following();
+        let below = Below::new(problem, cost, times, self, &before.front, late);
         let mut schedules_of: BTreeMap<u32, Vec<Schedule>> = BTreeMap::new();
         for (schedule, chunks) in space::schedules(problem, self.shape.pp) {
             schedules_of.entry(chunks).or_default().push(schedule);
