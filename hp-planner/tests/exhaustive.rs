@@ -45,12 +45,15 @@ impl Brute<'_> {
             .as_ref()
             .map_or(0, |t| t.experts);
         for mask in 1_u32..1 << groups.len() {
-            let used: Vec<usize> = (0..groups.len()).filter(|g| mask >> g & 1 == 1).collect();
+            let used: Vec<usize> = (0..groups.len()).filter(|g| (mask >> g) & 1 == 1).collect();
             if used.len() > 4 {
                 continue;
             }
             for tp in 1..=groups[used[0]].gpus_per_node {
-                if used.iter().any(|&g| groups[g].gpus_per_node % tp != 0) {
+                if used
+                    .iter()
+                    .any(|&g| !groups[g].gpus_per_node.is_multiple_of(tp))
+                {
                     continue;
                 }
                 for cp in 1..=training.max_cp {
@@ -58,7 +61,7 @@ impl Brute<'_> {
                         if !cp.is_power_of_two() || !ep.is_power_of_two() {
                             continue;
                         }
-                        if ep > 1 && (experts == 0 || experts % ep != 0) {
+                        if ep > 1 && (experts == 0 || !experts.is_multiple_of(ep)) {
                             continue;
                         }
                         for &micro_batch in &training.micro_batches {
@@ -80,7 +83,12 @@ impl Brute<'_> {
     }
 
     fn families(&mut self, used: &[usize], degrees: Degrees) {
-        if self.problem.training.global_batch % u64::from(degrees.micro_batch) != 0 {
+        if !self
+            .problem
+            .training
+            .global_batch
+            .is_multiple_of(u64::from(degrees.micro_batch))
+        {
             return;
         }
         let layers = self.problem.model.depth();
@@ -99,7 +107,7 @@ impl Brute<'_> {
                 for stages in &across {
                     let taken: u32 = stages.iter().map(|s| s.1).sum();
                     for n in [1, 2, 3, 4, 6] {
-                        let allowed = used.len() == 2 || n != 3 && n != 6;
+                        let allowed = used.len() == 2 || (n != 3 && n != 6);
                         if allowed && taken + n <= layers && n <= gpus(g) / degrees.tp {
                             longer.push([stages.as_slice(), &[(g, n)]].concat());
                         }
@@ -133,7 +141,7 @@ impl Brute<'_> {
                     _ => chunks == 1,
                 };
                 // Chunks are equal, and every stage has a layer in each.
-                if allowed && layers % chunks == 0 && layers / chunks >= pp {
+                if allowed && layers.is_multiple_of(chunks) && layers / chunks >= pp {
                     schedules.push((schedule, chunks));
                 }
             }
@@ -272,7 +280,7 @@ impl Brute<'_> {
                                 stages.iter().filter(|stage| stage.group == g).count() as u32;
                             let gpus = count * degrees.tp * degrees.cp * here;
                             let node = group.gpus_per_node;
-                            gpus <= group.gpus() && (gpus <= node || gpus % node == 0)
+                            gpus <= group.gpus() && (gpus <= node || gpus.is_multiple_of(node))
                         });
                     if fits {
                         for workers in 1..=most {
@@ -365,7 +373,9 @@ impl Brute<'_> {
         let interleaves = configuration.replicas.iter().all(|replicas| {
             template.schedule != Schedule::OneFOneB
                 || template.dims.vpp == 1
-                || replicas.micro_batches() % u64::from(template.dims.pp) == 0
+                || replicas
+                    .micro_batches()
+                    .is_multiple_of(u64::from(template.dims.pp))
         });
         if !interleaves {
             return;

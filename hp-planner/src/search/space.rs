@@ -358,7 +358,7 @@ mod tests {
                         .filter(|dp| {
                             parts.iter().all(|&(each, node, all)| {
                                 let gpus = dp * each;
-                                gpus <= all && (gpus <= node || gpus % node == 0)
+                                gpus <= all && (gpus <= node || gpus.is_multiple_of(node))
                             })
                         })
                         .map(|dp| dp as u32)
