@@ -179,7 +179,7 @@ fn round<I: Index>(plan: &Plan<'_>) -> Round {
     let before = alloc::live_bytes();
     let mut index = I::new();
     let (load, ()) = timed(plan.keys.len(), || insert_all(&mut index, plan.keys));
-    let bytes_per_key = (alloc::live_bytes() - before) as f64 / plan.keys.len() as f64;
+    let bytes_per_key = alloc::live_bytes().wrapping_sub(before) as f64 / plan.keys.len() as f64;
     let mut speeds = vec![load];
     let mut checksum = index.sum();
     for ops in &plan.mixes {

@@ -40,11 +40,7 @@ impl HybridWorkload for Text {
     }
 
     fn input(&self, batch: &MicroBatch<'_>, device: &Device) -> Result<Activation, BoxError> {
-        let ids: Vec<f32> = self
-            .ids(batch, 0)
-            .into_iter()
-            .map(|id| id as f32)
-            .collect();
+        let ids: Vec<f32> = self.ids(batch, 0).into_iter().map(|id| id as f32).collect();
         let data = TensorData::new(ids, [batch.samples.len(), self.tokens]);
         Ok(Activation::new(Tensor::<2>::from_data(data, device)))
     }
