@@ -110,6 +110,9 @@ fn layouts() -> Vec<(&'static str, HybridConfig)> {
     ]
 }
 
+/// Values by canonical name.
+type Parameters = BTreeMap<String, Vec<f32>>;
+
 fn main() -> Result<(), Error> {
     println!(
         "GPT: 4 layers, 48 channels, 12 heads, {VOCABULARY} tokens, tied; {MICRO_BATCHES} micro-batches of 2 x {TOKENS} tokens, {STEPS} steps\n"
@@ -118,7 +121,7 @@ fn main() -> Result<(), Error> {
         "{:>3} {:>3} {:>3}  {:<26} {:>9} {:>12} {:>9} {:>8} {:>10}",
         "dp", "tp", "pp", "", "loss", "difference", "step ms", "bubble", "KiB/step"
     );
-    let mut first: Option<(Vec<f64>, BTreeMap<String, Vec<f32>>)> = None;
+    let mut first: Option<(Vec<f64>, Parameters)> = None;
     for (name, config) in layouts() {
         let model = BlockGptConfig::new(VOCABULARY, TOKENS, 4, 48, 12).with_tied(true);
         let mut executor = config
@@ -140,7 +143,7 @@ fn main() -> Result<(), Error> {
             bytes = output.bytes_sent();
         }
         let state = executor.state()?;
-        let parameters: BTreeMap<_, _> = state
+        let parameters: Parameters = state
             .parameters
             .into_iter()
             .map(|(name, parameter)| (name, parameter.values))

@@ -107,7 +107,7 @@ pub(super) struct RankSettings {
 pub(super) struct Rank<W: HybridWorkload> {
     workload: Arc<W>,
     settings: RankSettings,
-    rank: usize,
+    number: usize,
     at: Coordinates,
     groups: Groups,
     pools: Vec<rayon::ThreadPool>,
@@ -207,7 +207,7 @@ impl<W: HybridWorkload> Rank<W> {
             observer: Box::new(crate::executor::PlainAccumulation),
             workload,
             settings,
-            rank,
+            number: rank,
             at,
             groups,
             pools,
@@ -221,7 +221,7 @@ impl<W: HybridWorkload> Rank<W> {
     }
 
     pub(super) const fn place(&self) -> (usize, Coordinates) {
-        (self.rank, self.at)
+        (self.number, self.at)
     }
 
     pub(super) fn observe(&mut self, observer: Box<dyn MicroBatchObserver>) {
@@ -230,7 +230,7 @@ impl<W: HybridWorkload> Rank<W> {
 
     /// Serves commands until the executor is gone.
     pub(super) fn serve(mut self, commands: &Receiver<Command>, replies: &Sender<Reply>) {
-        let rank = self.rank;
+        let rank = self.number;
         while let Ok(command) = commands.recv() {
             let result =
                 catch_unwind(AssertUnwindSafe(|| self.execute(command))).unwrap_or_else(|panic| {
@@ -291,7 +291,7 @@ impl<W: HybridWorkload> Rank<W> {
                 ))
             }
             Command::Import { states, step } => {
-                let state = &states[self.rank];
+                let state = &states[self.number];
                 self.optimizer.restore(&state.optimizer())?;
                 self.parameters
                     .as_mut_slice()
@@ -361,7 +361,7 @@ impl<W: HybridWorkload> Rank<W> {
         samples: &[u64],
     ) -> Result<(Vec<f64>, f64, HybridTimings), Error> {
         let begin = Instant::now();
-        let (rank, micro_batches) = (self.rank, self.settings.plan.micro_batches());
+        let (rank, micro_batches) = (self.number, self.settings.plan.micro_batches());
         self.gradient.fill(0.0);
         self.buffer_change.fill(0.0);
         // One number more than losses: the squared norm.
@@ -446,7 +446,7 @@ impl<W: HybridWorkload> Rank<W> {
 
     fn observe_reduced(&mut self) -> Result<(), Error> {
         let failed = |error: BoxError| Error::Observer {
-            rank: self.rank,
+            rank: self.number,
             message: error.to_string(),
         };
         for bucket in self.layout.buckets() {
@@ -485,7 +485,7 @@ impl<W: HybridWorkload> Rank<W> {
             workload: &*self.workload,
             layout: &self.layout,
             device: &self.device,
-            rank: self.rank,
+            rank: self.number,
             stage: self.at.pp,
             stages: self.settings.dims.pp,
             recompute: self.settings.recompute,
@@ -504,7 +504,7 @@ impl<W: HybridWorkload> Rank<W> {
             observer: &mut *self.observer,
             ties: &self.groups.ties,
             observed: self.settings.observed,
-            rank: self.rank,
+            rank: self.number,
             global_batch: samples.len(),
             local_batch: self.settings.plan.local_batch,
             speaks: self.at.tp == 0,
@@ -549,7 +549,7 @@ impl<W: HybridWorkload> Rank<W> {
     fn evaluate(&mut self, samples: &[u64]) -> Result<f64, Error> {
         let size = self.settings.plan.local_batch;
         let count = samples.len().div_ceil(size);
-        let mut agreement = Agreement::new(self.settings.dims.world_size(), self.rank, count);
+        let mut agreement = Agreement::new(self.settings.dims.world_size(), self.number, count);
         let mine = shard_range(count, self.settings.dims.dp, self.at.dp);
         self.run_workers(
             samples,
@@ -622,10 +622,9 @@ fn work<W: HybridWorkload>(
                 message: panic_message(&*panic),
             })
         });
-    outcome.map_err(|error| {
+    outcome.inspect_err(|error| {
         // Ranks that wait for this one learn it now.
         group.link.abort(&error.to_string());
-        error
     })
 }
 

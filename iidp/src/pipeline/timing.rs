@@ -1,6 +1,6 @@
 //! How long a schedule takes, without running it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Schedule, Task};
 use crate::Error;
@@ -44,10 +44,10 @@ impl Schedule {
     ) -> Result<ScheduleTiming, Error> {
         self.check()?;
         let stages = self.stages();
-        let listed: Vec<BTreeMap<Task, ()>> = (0..stages)
-            .map(|rank| self.tasks(rank).iter().map(|task| (*task, ())).collect())
+        let listed: Vec<BTreeSet<Task>> = (0..stages)
+            .map(|rank| self.tasks(rank).iter().copied().collect())
             .collect();
-        let split = |rank: usize, whole: Task| !listed[rank].contains_key(&whole);
+        let split = |rank: usize, whole: Task| !listed[rank].contains(&whole);
         let mut ends: Vec<BTreeMap<Task, f64>> = vec![BTreeMap::new(); stages];
         let mut starts: Vec<Vec<f64>> = vec![Vec::new(); stages];
         let mut free = vec![0.0_f64; stages];
