@@ -206,7 +206,7 @@ impl StepProfile {
             .iter()
             .map(|sample| ([1.0, sample.bytes as f64], sample.seconds))
             .collect();
-        let [latency, per_byte] = least_squares(&rows)?;
+        let [latency, per_byte] = least_squares_of_costs(&rows)?;
         Some(per_byte.mul_add(bytes as f64, latency))
     }
 
@@ -302,7 +302,7 @@ fn fit_steps(samples: &[StepSample]) -> Vec<StepModel> {
                 )
             })
             .collect();
-        let [fixed, per_micro_batch, per_sample] = least_squares(&rows)?;
+        let [fixed, per_micro_batch, per_sample] = least_squares_of_costs(&rows)?;
         Some(StepModel {
             virtual_workers,
             fixed,
@@ -313,8 +313,27 @@ fn fit_steps(samples: &[StepSample]) -> Vec<StepModel> {
     workers.into_iter().filter_map(fit).collect()
 }
 
-/// The x that minimises the sum over rows (a, t) of `((a x - t) / t)^2`, by the normal equations; `None` if they are singular.
-fn least_squares<const N: usize>(rows: &[([f64; N], f64)]) -> Option<[f64; N]> {
+/// [`least_squares`] among coefficients that are not negative, as costs are: noise is not explained by a negative cost. With the
+/// few columns that there are, every set of coefficients that stay zero is tried.
+fn least_squares_of_costs<const N: usize>(rows: &[([f64; N], f64)]) -> Option<[f64; N]> {
+    // Whether the rows tell the coefficients apart at all.
+    least_squares(rows, [true; N])?;
+    let deviation = |x: &[f64; N]| -> f64 {
+        let relative = |(a, t): &([f64; N], f64)| {
+            let predicted: f64 = a.iter().zip(x).map(|(a, x)| a * x).sum();
+            (predicted / t - 1.0).powi(2)
+        };
+        rows.iter().map(relative).sum()
+    };
+    (1usize..1 << N)
+        .filter_map(|set| least_squares(rows, std::array::from_fn(|i| (set >> i) & 1 == 1)))
+        .filter(|x| x.iter().all(|x| *x >= 0.0))
+        .min_by(|a, b| deviation(a).total_cmp(&deviation(b)))
+}
+
+/// The x that minimises the sum over rows (a, t) of `((a x - t) / t)^2`, by the normal equations, with zero for what is not `kept`; `None` if
+/// they are singular.
+fn least_squares<const N: usize>(rows: &[([f64; N], f64)], kept: [bool; N]) -> Option<[f64; N]> {
     // Columns differ by many orders of magnitude: scaled to a largest entry of one, the equations stay well conditioned.
     let scale: [f64; N] =
         std::array::from_fn(|i| rows.iter().map(|(a, _)| a[i].abs()).fold(0.0, f64::max));
@@ -324,13 +343,17 @@ fn least_squares<const N: usize>(rows: &[([f64; N], f64)]) -> Option<[f64; N]> {
     let mut matrix = [[0.0; N]; N];
     let mut right = [0.0; N];
     for (a, t) in rows {
-        let row: [f64; N] = std::array::from_fn(|i| a[i] / scale[i] / t);
+        let row: [f64; N] =
+            std::array::from_fn(|i| if kept[i] { a[i] / scale[i] / t } else { 0.0 });
         for i in 0..N {
             right[i] += row[i];
             for j in 0..N {
                 matrix[i][j] += row[i] * row[j];
             }
         }
+    }
+    for i in (0..N).filter(|i| !kept[*i]) {
+        matrix[i][i] = 1.0;
     }
     for pivot in 0..N {
         let largest = (pivot..N)
@@ -413,6 +436,34 @@ mod tests {
             profile.step_seconds(WorkerLayout::new(16, 3, 5)),
             None,
             "three workers were not profiled"
+        );
+    }
+
+    #[test]
+    fn noise_is_not_taken_for_a_negative_cost() {
+        // A step with three accumulation steps that was measured too fast.
+        let steps = [
+            sample(1, 1, 1, 0.003),
+            sample(4, 1, 1, 0.012),
+            sample(16, 1, 1, 0.050),
+            sample(4, 1, 3, 0.020),
+        ];
+        let [model] = fit_steps(&steps)[..] else {
+            panic!("one number of workers")
+        };
+        assert!(model.fixed >= 0.0 && model.per_micro_batch >= 0.0 && model.per_sample > 0.0);
+        let free: Vec<_> = steps
+            .iter()
+            .map(|step| {
+                let a = step.layout.accumulation_steps as f64;
+                ([1.0, a, a * step.layout.local_batch as f64], step.seconds)
+            })
+            .collect();
+        assert!(
+            least_squares(&free, [true; 3])
+                .unwrap()
+                .iter()
+                .any(|x| *x < 0.0)
         );
     }
 
