@@ -1,7 +1,9 @@
 //! Re-sharding a model's state between layouts in memory, against copying the same bytes.
 //!
+//! ```sh
 //! cargo bench --bench iidp_reshard                          # 1 GiB of parameters and moments, a minute
 //! cargo bench --bench iidp_reshard -- --test                # once, 4 MiB
+//! ```
 //!
 //! Prints one line per pair of layouts. `copy` copies as many bytes as the plan moves, between ranks and within them, from memory that is there to memory that is new, on as many threads as there are
 //! cores; `in process` is `ReshardPlan::apply_in_process`; `messages` is `ReshardPlan::apply` on one thread per rank. Times are medians; the new memory's first touch is part of all of them.
@@ -106,7 +108,7 @@ fn copy(bytes: usize, repeats: usize) -> Duration {
 }
 
 fn over_threads(plan: &ReshardPlan, before: &[RankState]) -> Result<Duration, Error> {
-    let group = LocalCommunicator::group(plan.world_size(), Duration::from_secs(60))?;
+    let group = LocalCommunicator::group(plan.world_size(), Duration::from_mins(1))?;
     let begin = Instant::now();
     let outcome: Vec<_> = thread::scope(|scope| {
         let ranks: Vec<_> = group
