@@ -74,7 +74,7 @@ pub enum Error {
         shard: String,
     },
     /// A part of a shard that reaches beyond its end.
-    #[error("elements {range:?} lie outside of shard `{shard}` of {len} elements")]
+    #[error("elements {range:?} lie outside of shard `{shard}` ({len} elements)")]
     OutOfShard {
         /// Name of the shard.
         shard: String,

@@ -136,6 +136,9 @@ impl GradientEstimate {
     }
 }
 
+/// Moments from here on are refused: their squares are added up too, and must stay finite.
+const LARGEST_MOMENT: f64 = 1e140;
+
 /// `|G|^2` and tr.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 struct Moments {
@@ -205,6 +208,12 @@ fn moments(stats: &MicroBatchStats) -> Result<(Moments, Errors, Context)> {
         context.source = EstimateSource::TwoSteps;
         (2.0, total, 2.0 * p2 - q, total * (q - p2))
     };
+    // Written so that NaN is refused as well.
+    if !(grad_sq.abs() < LARGEST_MOMENT && variance.abs() < LARGEST_MOMENT) {
+        return Err(Error::Overflow {
+            what: "square of |G|^2 or of the variance",
+        });
+    }
     // Q >= P but for the rounding of the summed gradient.
     let variance = variance.max(0.0);
     let halves = &stats.halves;
@@ -235,6 +244,7 @@ impl MicroBatchStats {
     /// - [`Error::NoMicroBatch`], [`Error::Incomplete`], [`Error::Weights`]: the statistics are not those of a whole batch.
     /// - [`Error::SingleMicroBatch`]: K = 1 and no previous gradient was kept.
     /// - [`Error::ZeroGradient`]: there is nothing to compare.
+    /// - [`Error::Overflow`]: |G|^2 or tr is not below 10^140.
     pub fn estimate(&self) -> Result<GradientEstimate> {
         let (moments, errors, context) = moments(self)?;
         Ok(GradientEstimate::new(moments, errors, context))
@@ -304,6 +314,27 @@ impl TryFrom<SavedEma> for EmaEstimator {
             "in [0, 1]",
             s.remaining,
         )?;
+        require(
+            (0.0..=1.0).contains(&s.half_remaining) && s.half_cosine.abs() <= 1.0,
+            "average of the measured cosines in a saved moving average",
+            "in [-1, 1], with a weight of the start in [0, 1]",
+            format!("{} with {}", s.half_cosine, s.half_remaining),
+        )?;
+        for (name, first, second) in [
+            ("saved average of |G|^2", s.first.grad_sq, s.second.grad_sq),
+            (
+                "saved average of the variance",
+                s.first.variance,
+                s.second.variance,
+            ),
+        ] {
+            require(
+                first.abs() < LARGEST_MOMENT && (0.0..LARGEST_MOMENT.powi(2)).contains(&second),
+                name,
+                "below 10^140, with a square from 0 to 10^280",
+                format!("{first} with a square of {second}"),
+            )?;
+        }
         ema.steps = s.steps;
         ema.remaining = s.remaining;
         ema.first = s.first;
@@ -374,7 +405,7 @@ impl EmaEstimator {
             context.half_cosine = Some(self.half_cosine / (1.0 - self.half_remaining));
         }
         self.remaining *= self.decay;
-        self.steps += 1;
+        self.steps = self.steps.saturating_add(1);
         let filled = 1.0 - self.remaining;
         let smooth = Moments {
             grad_sq: self.first.grad_sq / filled,

@@ -14,11 +14,29 @@ use crate::error::{Error, Result, require};
 ///
 /// `ZeRO` needs no coordinate of its own: its partitions lie over the replicas.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "SavedPlacement")]
 pub struct Placement {
     replica: usize,
     replicas: usize,
     tensor: usize,
     stage: usize,
+}
+
+/// The fields as they are stored, before they are checked.
+#[derive(Deserialize)]
+struct SavedPlacement {
+    replica: usize,
+    replicas: usize,
+    tensor: usize,
+    stage: usize,
+}
+
+impl TryFrom<SavedPlacement> for Placement {
+    type Error = Error;
+
+    fn try_from(s: SavedPlacement) -> Result<Self> {
+        Ok(Self::data_parallel(s.replica, s.replicas)?.at(s.tensor, s.stage))
+    }
 }
 
 impl Placement {
@@ -209,7 +227,7 @@ impl Shard {
         for p in parameters {
             if p.range.start > p.range.end || p.range.end > self.len {
                 return Err(Error::OutOfShard {
-                    shard: format!("{}` (parameter `{}", self.name, p.name),
+                    shard: format!("{}`, parameter `{}", self.name, p.name),
                     range: p.range.clone(),
                     len: self.len,
                 });

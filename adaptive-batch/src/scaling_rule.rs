@@ -68,14 +68,27 @@ impl ScalingRule {
     /// Epochs of warm-up that belong to `batch`; 0 but for LEGW.
     ///
     /// # Errors
-    /// [`Error::Parameter`] for a batch of 0.
+    /// [`Error::Parameter`] for a batch of 0, or base epochs of warm-up that are negative or not finite.
     pub fn warmup_epochs(self, base_batch: u64, batch: u64) -> Result<f64> {
         require(base_batch > 0, "base batch", "at least 1", base_batch)?;
         require(batch > 0, "batch", "at least 1", batch)?;
+        self.check()?;
         Ok(match self {
             Self::Legw { warmup_epochs } => warmup_epochs * batch as f64 / base_batch as f64,
             _ => 0.0,
         })
+    }
+
+    fn check(self) -> Result<()> {
+        match self {
+            Self::Legw { warmup_epochs } => require(
+                warmup_epochs >= 0.0 && warmup_epochs.is_finite(),
+                "warm-up epochs",
+                "at least 0 and finite",
+                warmup_epochs,
+            ),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -108,6 +121,7 @@ fn adascale_gain(s: f64, estimate: &GradientEstimate, base_batch: u64) -> f64 {
 /// # Ok::<(), adaptive_batch::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "SavedRate")]
 pub struct LearningRate {
     base_rate: f64,
     base_batch: u64,
@@ -123,6 +137,49 @@ pub struct LearningRate {
     batch: u64,
 }
 
+/// The fields as they are stored, before they are checked.
+#[derive(Deserialize)]
+struct SavedRate {
+    base_rate: f64,
+    base_batch: u64,
+    rule: ScalingRule,
+    jump_warmup: u64,
+    epoch_samples: Option<u64>,
+    from: f64,
+    since: u64,
+    to: f64,
+    length: f64,
+    batch: u64,
+}
+
+impl TryFrom<SavedRate> for LearningRate {
+    type Error = Error;
+
+    fn try_from(s: SavedRate) -> Result<Self> {
+        let mut rate = Self::new(s.base_rate, s.base_batch, s.rule)?.jump_warmup(s.jump_warmup);
+        if let Some(samples) = s.epoch_samples {
+            rate = rate.start_warmup(samples)?;
+        }
+        require(s.batch > 0, "saved batch", "at least 1", s.batch)?;
+        for (name, value) in [
+            ("saved factor at the start of a warm-up", s.from),
+            ("saved factor at the end of a warm-up", s.to),
+            ("saved length of a warm-up", s.length),
+        ] {
+            let ok = value >= 0.0 && value.is_finite();
+            require(ok, name, "at least 0 and finite", value)?;
+        }
+        Ok(Self {
+            from: s.from,
+            since: s.since,
+            to: s.to,
+            length: s.length,
+            batch: s.batch,
+            ..rate
+        })
+    }
+}
+
 impl LearningRate {
     /// The rate `base_rate` at `base_batch`, changed by `rule` at other sizes.
     ///
@@ -136,10 +193,7 @@ impl LearningRate {
             base_rate,
         )?;
         require(base_batch > 0, "base batch", "at least 1", base_batch)?;
-        if let ScalingRule::Legw { warmup_epochs } = rule {
-            let ok = warmup_epochs >= 0.0 && warmup_epochs.is_finite();
-            require(ok, "warm-up epochs", "at least 0", warmup_epochs)?;
-        }
+        rule.check()?;
         Ok(Self {
             base_rate,
             base_batch,

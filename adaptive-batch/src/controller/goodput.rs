@@ -139,10 +139,30 @@ impl ThroughputModel {
 /// # Ok::<(), adaptive_batch::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "SavedGoodput")]
 pub struct GoodputController {
     throughput: ThroughputModel,
     base_batch: u64,
     limiter: Limiter,
+}
+
+/// The fields as they are stored, before they are checked.
+#[derive(Deserialize)]
+struct SavedGoodput {
+    throughput: ThroughputModel,
+    base_batch: u64,
+    limiter: Limiter,
+}
+
+impl TryFrom<SavedGoodput> for GoodputController {
+    type Error = Error;
+
+    fn try_from(s: SavedGoodput) -> Result<Self> {
+        Ok(Self {
+            limiter: s.limiter,
+            ..Self::new(s.throughput, s.base_batch, s.limiter.limits)?
+        })
+    }
 }
 
 /// Batches that are tried at most.

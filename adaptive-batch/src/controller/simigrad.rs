@@ -50,6 +50,14 @@ impl TryFrom<Saved> for SimiGradController {
 
     fn try_from(s: Saved) -> Result<Self> {
         let new = Self::new(s.gamma, s.rate, s.interval, s.limiter.limits)?;
+        if let Some((ideal, _)) = s.ideal {
+            require(
+                ideal > 0.0 && ideal.is_finite(),
+                "saved unrounded batch",
+                "positive and finite",
+                ideal,
+            )?;
+        }
         Ok(Self {
             limiter: s.limiter,
             ideal: s.ideal,

@@ -2,7 +2,9 @@
 
 use std::collections::VecDeque;
 
-use super::{BatchForecast, DampedHolt, Forecaster, GaussianProcess, History, Persistence};
+use super::{
+    BatchForecast, DampedHolt, Forecaster, GaussianProcess, History, LARGEST_LOG, Persistence,
+};
 use crate::error::{Result, require};
 
 /// Averages its members' forecasts in the log domain, weighted by the inverse of their recent absolute errors to the eighth power:
@@ -48,6 +50,11 @@ const ROUGH: f64 = 1.5;
 const FLOOR: f64 = 1e-5;
 /// Share of the newest error in the average: a memory of about ten observations.
 const NEWEST: f64 = 0.1;
+
+/// Logarithm of a member's forecast, which may come from outside of this crate: below 1 or not a number counts as 1.
+fn log_batch_of(forecast: &BatchForecast) -> f64 {
+    forecast.batch.max(1.0).ln().min(LARGEST_LOG)
+}
 
 impl Ensemble {
     /// [`Persistence`], [`DampedHolt`] and [`GaussianProcess`].
@@ -123,7 +130,7 @@ impl Ensemble {
         let mut mean = 0.0;
         for (member, weight) in self.members.iter().zip(self.weights()) {
             for forecast in member.forecaster.forecast(&[step])? {
-                mean += weight * forecast.batch.ln();
+                mean += weight * log_batch_of(&forecast);
             }
         }
         Ok((mean, self.history.deviation(self.history.horizon(step))))
@@ -140,13 +147,15 @@ impl Forecaster for Ensemble {
         };
         let weight = (1.0 / self.history.observations.max(1) as f64).max(NEWEST);
         for member in &mut self.members {
-            if forecast.is_some() {
-                for forecast in member.forecaster.forecast(&[step])? {
-                    let error = (log_batch - forecast.batch.ln()).abs();
-                    member.error += weight * (error - member.error);
-                }
-            }
+            let forecasts = match forecast {
+                Some(_) => member.forecaster.forecast(&[step])?,
+                None => Vec::new(),
+            };
             member.forecaster.observe(step, batch)?;
+            for forecast in &forecasts {
+                let error = (log_batch - log_batch_of(forecast)).abs();
+                member.error += weight * (error - member.error);
+            }
         }
         if self.recent.len() == RECENT {
             self.recent.pop_front();

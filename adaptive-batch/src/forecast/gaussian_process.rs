@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-use super::{BatchForecast, Forecaster, History};
-use crate::error::Result;
+use super::{BatchForecast, Forecaster, History, check_log};
+use crate::error::{Error, Result, require};
 
 /// Observations that the exact solution uses at most: bounds an observation to `GRID` Cholesky factors of this size.
 const WINDOW: usize = 20;
@@ -41,14 +41,50 @@ const TREND: [f64; 4] = [0.0, 0.01, 0.1, 1.0];
 /// # Ok::<(), adaptive_batch::Error>(())
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "Saved")]
 pub struct GaussianProcess {
     history: History,
     window: VecDeque<(u64, f64)>,
+    /// Follows from the other two, so it is not stored.
+    #[serde(skip)]
     fit: Option<Fit>,
 }
 
+/// The fields as they are stored, before they are checked.
+#[derive(Deserialize)]
+struct Saved {
+    history: History,
+    window: VecDeque<(u64, f64)>,
+}
+
+impl TryFrom<Saved> for GaussianProcess {
+    type Error = Error;
+
+    fn try_from(s: Saved) -> Result<Self> {
+        let steps = || s.window.iter().map(|(step, _)| *step);
+        require(
+            s.window.len() == s.history.observations.min(WINDOW)
+                && steps().zip(steps().skip(1)).all(|(a, b)| a < b)
+                && s.window.back() == s.history.last.as_ref(),
+            "saved window",
+            "the newest observations, in order, up to the last",
+            format!("{:?} with {:?}", s.window, s.history),
+        )?;
+        for (_, log_batch) in &s.window {
+            check_log(*log_batch)?;
+        }
+        let mut forecaster = Self {
+            history: s.history,
+            window: s.window,
+            fit: None,
+        };
+        forecaster.refit();
+        Ok(forecaster)
+    }
+}
+
 /// The solution for the window, with the hyper-parameters of the greatest marginal likelihood.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 struct Fit {
     noise: f64,
     trend: f64,
@@ -191,6 +227,22 @@ impl GaussianProcess {
         Self::default()
     }
 
+    fn refit(&mut self) {
+        // Two hyper-parameters and a scale want a few points.
+        if self.window.len() < 4 {
+            return;
+        }
+        let gap = self.history.gap.max(1e-9);
+        let window = clipped(&self.window);
+        self.fit = NOISE
+            .iter()
+            .flat_map(|&noise| TREND.iter().map(move |&trend| (noise, trend)))
+            .filter_map(|(noise, trend)| Fit::new(&window, gap, noise, trend))
+            .filter(|(_, likelihood)| likelihood.is_finite())
+            .max_by(|a, b| a.1.total_cmp(&b.1))
+            .map(|(fit, _)| fit);
+    }
+
     fn predict(&self, step: u64) -> Option<(f64, f64)> {
         let (_, last) = self.history.last?;
         Some(match &self.fit {
@@ -209,17 +261,7 @@ impl Forecaster for GaussianProcess {
             self.window.pop_front();
         }
         self.window.push_back((step, log_batch));
-        // Two hyper-parameters and a scale want a few points.
-        if self.window.len() >= 4 {
-            let gap = self.history.gap.max(1e-9);
-            let window = clipped(&self.window);
-            self.fit = NOISE
-                .iter()
-                .flat_map(|&noise| TREND.iter().map(move |&trend| (noise, trend)))
-                .filter_map(|(noise, trend)| Fit::new(&window, gap, noise, trend))
-                .max_by(|a, b| a.1.total_cmp(&b.1))
-                .map(|(fit, _)| fit);
-        }
+        self.refit();
         Ok(())
     }
 

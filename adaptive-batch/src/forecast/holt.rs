@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{BatchForecast, Forecaster, History};
-use crate::error::Result;
+use crate::error::{Error, Result, require};
 
 /// Holt's linear trend with damping (Gardner and McKenzie 1985) on the logarithm of the batch.
 ///
@@ -27,9 +27,34 @@ use crate::error::Result;
 /// # Ok::<(), adaptive_batch::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "Saved")]
 pub struct DampedHolt {
     history: History,
     candidates: Vec<Candidate>,
+}
+
+/// The fields as they are stored, before they are checked.
+#[derive(Deserialize)]
+struct Saved {
+    history: History,
+    candidates: Vec<Candidate>,
+}
+
+impl TryFrom<Saved> for DampedHolt {
+    type Error = Error;
+
+    fn try_from(s: Saved) -> Result<Self> {
+        require(
+            !s.candidates.is_empty() && s.candidates.iter().all(Candidate::is_sound),
+            "saved candidates",
+            "at least one, alpha and beta in [0, 1], phi in (0, 1), and states that a batch can have",
+            format!("{:?}", s.candidates),
+        )?;
+        Ok(Self {
+            history: s.history,
+            candidates: s.candidates,
+        })
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -44,6 +69,18 @@ struct Candidate {
 }
 
 impl Candidate {
+    /// Whether the parameters lie in their domain and the state is one that observations can lead to.
+    fn is_sound(&self) -> bool {
+        let share = |x: f64| (0.0..=1.0).contains(&x);
+        share(self.alpha)
+            && share(self.beta)
+            && self.phi > 0.0
+            && self.phi < 1.0
+            && self.level.abs() < 1e100
+            && self.trend.abs() < 1e100
+            && (0.0..1e100).contains(&self.error)
+    }
+
     fn predict(&self, horizon: f64) -> f64 {
         // The geometric series for whole and broken horizons alike.
         let sum = self.phi * (1.0 - self.phi.powf(horizon)) / (1.0 - self.phi);

@@ -32,7 +32,10 @@ const COVERAGE: f64 = 0.8;
 /// 80 % of a normal distribution lie within this many standard deviations.
 const NORMAL_80: f64 = 1.2816;
 
-/// A forecast for one step, in samples.
+/// Logarithm of the largest batch that can be observed: no forecast lies beyond it, and none below one sample.
+const LARGEST_LOG: f64 = 64.0 * std::f64::consts::LN_2;
+
+/// A forecast for one step, in samples; from 1 to 2^64.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct BatchForecast {
@@ -64,6 +67,7 @@ pub trait Forecaster: std::fmt::Debug + Send {
 
 /// The part that all forecasters share: the order of observations, the typical gap, and the width of the interval.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "SavedHistory")]
 struct History {
     last: Option<(u64, f64)>,
     observations: usize,
@@ -74,6 +78,70 @@ struct History {
     errors: usize,
     /// Logarithm of the factor on the interval that the coverage so far asks for.
     widen: f64,
+}
+
+/// Bound of `widen`, either way.
+const LARGEST_WIDEN: f64 = 3.0;
+
+/// The fields as they are stored, before they are checked.
+#[derive(Deserialize)]
+struct SavedHistory {
+    last: Option<(u64, f64)>,
+    observations: usize,
+    gap: f64,
+    error_sq: f64,
+    errors: usize,
+    widen: f64,
+}
+
+impl TryFrom<SavedHistory> for History {
+    type Error = Error;
+
+    fn try_from(s: SavedHistory) -> Result<Self> {
+        require(
+            (s.observations > 0) == s.last.is_some() && s.errors <= s.observations,
+            "saved observations",
+            "above 0 with a last one, and at least the errors",
+            format!(
+                "{} with {:?} and {} errors",
+                s.observations, s.last, s.errors
+            ),
+        )?;
+        for (name, value) in [
+            ("saved gap of observations", s.gap),
+            ("saved squared error of forecasts", s.error_sq),
+        ] {
+            let ok = value >= 0.0 && value.is_finite();
+            require(ok, name, "at least 0 and finite", value)?;
+        }
+        require(
+            s.widen.abs() <= LARGEST_WIDEN,
+            "saved width of forecasts",
+            "in [-3, 3]",
+            s.widen,
+        )?;
+        if let Some((_, log_batch)) = s.last {
+            check_log(log_batch)?;
+        }
+        Ok(Self {
+            last: s.last,
+            observations: s.observations,
+            gap: s.gap,
+            error_sq: s.error_sq,
+            errors: s.errors,
+            widen: s.widen,
+        })
+    }
+}
+
+/// Refuses a saved logarithm that is not one of a batch.
+fn check_log(log_batch: f64) -> Result<()> {
+    require(
+        (0.0..=LARGEST_LOG + 1e-9).contains(&log_batch),
+        "saved logarithm of a batch",
+        "from 0 to that of 2^64",
+        log_batch,
+    )
 }
 
 impl History {
@@ -105,12 +173,12 @@ impl History {
                 let inside = error.abs() <= deviation * self.widen.exp() * NORMAL_80;
                 let rate = 0.25 / (1.0 + self.errors as f64 / 50.0);
                 self.widen += rate * if inside { COVERAGE - 1.0 } else { COVERAGE };
-                self.widen = self.widen.clamp(-3.0, 3.0);
+                self.widen = self.widen.clamp(-LARGEST_WIDEN, LARGEST_WIDEN);
             }
             // The first errors count as they come, later ones fade over about ten.
             let weight = (1.0 / (self.errors as f64 + 1.0)).max(0.1);
             self.error_sq += weight * (error * error - self.error_sq);
-            self.errors += 1;
+            self.errors = self.errors.saturating_add(1);
         }
         if let Some((last, _)) = self.last {
             let gap = (step - last) as f64;
@@ -118,7 +186,7 @@ impl History {
             self.gap += weight * (gap - self.gap);
         }
         self.last = Some((step, log_batch));
-        self.observations += 1;
+        self.observations = self.observations.saturating_add(1);
     }
 
     /// Standard deviation of a forecast `horizon` gaps ahead by past errors alone.
@@ -148,12 +216,13 @@ impl History {
                     return Err(Error::OutOfOrder { step, last });
                 }
                 let (mean, deviation) = predict(step);
+                let batch = |log_batch: f64| log_batch.clamp(0.0, LARGEST_LOG).exp();
                 let half = NORMAL_80 * deviation * self.widen.exp();
                 Ok(BatchForecast {
                     step,
-                    batch: mean.exp(),
-                    lower: (mean - half).exp(),
-                    upper: (mean + half).exp(),
+                    batch: batch(mean),
+                    lower: batch(mean - half),
+                    upper: batch(mean + half),
                 })
             })
             .collect()

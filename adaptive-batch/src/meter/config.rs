@@ -148,7 +148,7 @@ impl MeterConfig {
     ///
     /// # Errors
     /// [`Error::Parameter`] or [`Error::OutOfShard`] for parameter ranges that overlap or leave their shard, a loss
-    /// scale that is not positive, a batch of 0 samples, or Adam's eps below 0 or correction outside (0, 1].
+    /// scale that is not positive (or whose square leaves the range of `f64`), a batch of 0 samples, or Adam's eps below 0 or correction outside (0, 1].
     pub fn build(self) -> Result<GradientMeter> {
         check_scale(self.loss_scale)?;
         check_weighting(self.weighting)?;
@@ -182,9 +182,9 @@ impl MeterConfig {
 
 pub(super) fn check_scale(scale: f64) -> Result<()> {
     require(
-        scale > 0.0 && scale.is_finite(),
+        scale > 0.0 && (scale * scale).is_normal(),
         "loss scale",
-        "positive and finite",
+        "positive and finite, as its square",
         scale,
     )
 }

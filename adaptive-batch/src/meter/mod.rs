@@ -159,7 +159,8 @@ impl GradientMeter {
     ///
     /// # Errors
     /// As [`accumulate`](Self::accumulate), [`Error::Option`] without that option, and [`Error::Length`] for
-    /// second moments of another length.
+    /// second moments of another length; [`Error::Parameter`] for a second moment that nothing can be divided by (NaN, negative,
+    /// or 0 with an eps of 0), which does to the meter and the accumulator what [`Error::NonFinite`] does.
     pub fn accumulate_preconditioned<A: AccumulatorElement, G: Element>(
         &mut self,
         shard: usize,
@@ -171,9 +172,19 @@ impl GradientMeter {
         let adam = self.adam("accumulate_preconditioned")?;
         self.check_shard(shard)?;
         self.check_len(shard, "second moment", second_moment.len())?;
+        if self.config.guard {
+            self.check_second_moment(shard, 0, second_moment, adam)?;
+        }
         self.accumulate_with(shard, micro_batch, acc, grad, |range, acc, grad, factor| {
             let v = &second_moment[range];
             Ok(fused::accumulate_preconditioned(acc, grad, v, adam, factor))
+        })
+        .map_err(|error| match error {
+            Error::Overflow { .. } => self
+                .check_second_moment(shard, 0, second_moment, adam)
+                .err()
+                .unwrap_or(error),
+            _ => error,
         })
     }
 
@@ -242,7 +253,8 @@ impl GradientMeter {
     /// [`summed`](Self::summed) for a meter with [`adam`](MeterConfig::adam).
     ///
     /// # Errors
-    /// As [`summed`](Self::summed), and [`Error::Length`] for second moments of another length.
+    /// As [`summed`](Self::summed), [`Error::Length`] for second moments of another length, and [`Error::Parameter`] for one that
+    /// nothing can be divided by.
     pub fn summed_preconditioned<G: Element>(
         &mut self,
         shard: usize,
@@ -262,7 +274,7 @@ impl GradientMeter {
     /// moments of exactly the part that it reduces onto the rank.
     ///
     /// # Errors
-    /// As [`summed_part`](Self::summed_part), and [`Error::Length`] for second moments of another length.
+    /// As [`summed_part`](Self::summed_part), and those of [`summed_preconditioned`](Self::summed_preconditioned).
     pub fn summed_part_preconditioned<G: Element>(
         &mut self,
         shard: usize,
@@ -308,6 +320,11 @@ impl GradientMeter {
         if !(sums.first_sq + sums.second_sq).is_finite() {
             self.check_finite(shard, GradientOf::Sum, first)?;
             self.check_finite(shard, GradientOf::Sum, second)?;
+        }
+        // Halves as large as this may have a sum that `f32` does not hold.
+        if sums.first_sq.sqrt() + sums.second_sq.sqrt() > f64::from(f32::MAX) / 2.0 {
+            let joined: Vec<f32> = first.iter().zip(second).map(|(a, b)| a + b).collect();
+            self.check_finite(shard, GradientOf::Sum, &joined)?;
         }
         fused::accumulate(first, second, 1.0)?;
         let part = &first[mine.clone()];
@@ -468,6 +485,9 @@ impl GradientMeter {
         }
         if !norm_sq.is_finite() {
             self.check_finite_at(shard, GradientOf::Sum, range.start, part)?;
+            if let (Some(v), Some(adam)) = (second_moment, self.config.adam) {
+                self.check_second_moment(shard, range.start, v, adam)?;
+            }
             return Err(Error::Overflow {
                 what: "squared norm of the summed gradient",
             });
@@ -613,6 +633,30 @@ impl GradientMeter {
             element,
             value: part[position].to_f64(),
         })
+    }
+
+    /// Names the first second moment whose root nothing can be divided by; `part` starts at element `offset` of the shard.
+    fn check_second_moment(
+        &self,
+        shard: usize,
+        offset: usize,
+        part: &[f32],
+        adam: Adam,
+    ) -> Result<()> {
+        let usable = |v: f32| v >= 0.0 && (v > 0.0 || adam.eps > 0.0);
+        match part.iter().position(|v| !usable(*v)) {
+            Some(position) => Err(Error::Parameter {
+                name: "second moment",
+                expected: "at least 0, and above 0 with an eps of 0",
+                got: format!(
+                    "{} at element {} of shard `{}`",
+                    part[position],
+                    offset + position,
+                    self.config.shards[shard].name()
+                ),
+            }),
+            None => Ok(()),
+        }
     }
 
     fn no_adam(&self, call: &'static str) -> Result<()> {
