@@ -12,6 +12,7 @@
 
 use std::io::Write;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
@@ -57,6 +58,9 @@ struct PlanArgs {
     /// fastest, cheapest, knee, budget=MONEY, deadline=SECONDS, weighted=TIME,COST or min-product
     #[arg(long, default_value = "knee")]
     objective: Objective,
+    /// Seconds after which the search ends with what it has found
+    #[arg(long)]
+    time_limit: Option<f64>,
     /// Write the report as JSON
     #[arg(long)]
     json: Option<PathBuf>,
@@ -89,10 +93,10 @@ struct EvaluateArgs {
     #[arg(long)]
     test: Option<PathBuf>,
     /// Fraction of the rows of FILE to fit to; the others are compared
-    #[arg(long, requires = "file")]
+    #[arg(long, requires = "file", value_parser = fraction)]
     split: Option<f64>,
     /// Number of random splits
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     seeds: u64,
     /// Rows to split
     file: Option<PathBuf>,
@@ -125,6 +129,16 @@ struct JabasArgs {
     exact: bool,
 }
 
+/// A fraction of rows that leaves some on both sides.
+fn fraction(text: &str) -> Result<f64, String> {
+    let value: f64 = text.parse().map_err(|_| "expected a number".to_owned())?;
+    if value > 0.0 && value < 1.0 {
+        Ok(value)
+    } else {
+        Err("expected a number between 0 and 1, both excluded".to_owned())
+    }
+}
+
 fn main() {
     if let Err(error) = run(Cli::parse().command) {
         eprintln!("error: {error:#}");
@@ -143,18 +157,27 @@ fn run(command: Command) -> Result<()> {
 }
 
 fn plan(args: &PlanArgs) -> Result<()> {
-    let planner = Planner::new(
+    let mut planner = Planner::new(
         ClusterSpec::from_path(&args.cluster)?,
         ModelSpec::from_path(&args.model)?,
         TrainingSpec::from_path(&args.training)?,
     );
+    if let Some(seconds) = args.time_limit {
+        let limit = Duration::try_from_secs_f64(seconds)
+            .with_context(|| format!("time limit of {seconds} s"))?;
+        planner = planner.with_time_limit(limit);
+    }
     let report = planner.plan()?;
     println!("{report}");
     let choice = report.select(args.objective)?;
     let plan = &choice.point.payload;
     println!("choice ({}): {}", args.objective, report.devices(plan));
     if let Some(shortfall) = choice.shortfall {
-        println!("  misses the limit by {shortfall:.6}");
+        let unit = match args.objective {
+            Objective::Deadline(_) => " s",
+            _ => "",
+        };
+        println!("  misses the limit by {}{unit}", significant(shortfall));
     }
     let time = &plan.estimate.time;
     for (name, seconds) in [
@@ -179,9 +202,9 @@ fn plan(args: &PlanArgs) -> Result<()> {
         println!("  {:<27} {total:>12.6} s", "  its schedule simulated");
     }
     println!(
-        "  {:<27} {:>12.6}",
+        "  {:<27} {:>12}",
         "money per iteration",
-        plan.iteration_cost()
+        significant(plan.iteration_cost())
     );
     if let Some(path) = &args.json {
         let json = serde_json::to_string_pretty(&report)?;
@@ -204,6 +227,15 @@ fn plan(args: &PlanArgs) -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// Six decimals, or four digits with an exponent where six decimals would say little.
+fn significant(value: f64) -> String {
+    if value != 0.0 && value < 0.001 {
+        format!("{value:.3e}")
+    } else {
+        format!("{value:.6}")
+    }
 }
 
 fn calibration(path: Option<&PathBuf>) -> Result<Calibration> {
@@ -308,9 +340,7 @@ fn jabas(args: &JabasArgs) -> Result<()> {
         "asked", "global", "local", "iteration s", "samples/s"
     );
     for &batch in &args.batches {
-        let plan = profile
-            .solve(batch, options)
-            .with_context(|| format!("global batch {batch}"))?;
+        let plan = profile.solve(batch, options)?;
         let units: Vec<String> = plan
             .units
             .iter()

@@ -270,6 +270,9 @@ impl GpuType {
     }
 }
 
+/// Most GPUs of a cluster.
+const MOST_GPUS: u64 = 1_000_000;
+
 /// Bytes in a GiB.
 pub(crate) const GIB: f64 = 1_073_741_824.0;
 
@@ -280,9 +283,18 @@ pub(crate) fn positive(field: &str, value: f64, least: f64, most: f64, unit: &st
     } else {
         Err(Error::field(
             field,
-            value,
-            format!("{least} to {most} {unit}"),
+            shown(value),
+            format!("{} to {} {unit}", shown(least), shown(most)),
         ))
+    }
+}
+
+/// A number as people write it: with an exponent where it would else have many zeros.
+fn shown(value: f64) -> String {
+    if value.is_finite() && value.abs() >= 1e12 {
+        format!("{value:e}")
+    } else {
+        value.to_string()
     }
 }
 
@@ -431,7 +443,19 @@ impl ClusterSpec {
             self.validate_group(group)
                 .map_err(|error| error.within(&format!("groups[{index}]")))?;
         }
-        count("groups", u64::from(self.gpus()), 1, 1_000_000)
+        let gpus: u64 = self
+            .groups
+            .iter()
+            .map(|group| u64::from(group.nodes) * u64::from(group.gpus_per_node))
+            .sum();
+        if gpus > MOST_GPUS {
+            return Err(Error::field(
+                "groups",
+                format!("of {gpus} GPUs together"),
+                format!("at most {MOST_GPUS} GPUs"),
+            ));
+        }
+        Ok(())
     }
 
     fn validate_group(&self, group: &NodeGroup) -> Result<()> {

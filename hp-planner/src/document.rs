@@ -17,10 +17,7 @@ pub(crate) trait Validate {
 
 /// Reads a file: `.json` is JSON, everything else is TOML.
 pub(crate) fn read<T: DeserializeOwned + Validate>(path: &Path) -> Result<T> {
-    let text = fs::read_to_string(path).map_err(|error| Error::File {
-        path: path.to_owned(),
-        message: error.to_string(),
-    })?;
+    let text = text(path)?;
     if path
         .extension()
         .is_some_and(|extension| extension == "json")
@@ -29,6 +26,22 @@ pub(crate) fn read<T: DeserializeOwned + Validate>(path: &Path) -> Result<T> {
     } else {
         parse_toml(&text, Some(path))
     }
+}
+
+/// The text of a file.
+pub(crate) fn text(path: &Path) -> Result<String> {
+    let bytes = fs::read(path).map_err(|error| Error::File {
+        path: path.to_owned(),
+        message: error.to_string(),
+    })?;
+    String::from_utf8(bytes).map_err(|error| {
+        let valid = &error.as_bytes()[..error.utf8_error().valid_up_to()];
+        let line = valid.split(|&byte| byte == b'\n').count();
+        Error::Syntax {
+            place: place(Some(path), Some(line)),
+            message: "not UTF-8 text".to_owned(),
+        }
+    })
 }
 
 /// Parses and validates a TOML text.
@@ -97,8 +110,19 @@ fn with_place(
     }
 }
 
-fn one_line(message: &str) -> String {
-    message.split_whitespace().collect::<Vec<_>>().join(" ")
+/// A parser's message on one line, with the names of integer types as what they hold.
+pub(crate) fn one_line(message: &str) -> String {
+    let message = message.split_whitespace().collect::<Vec<_>>().join(" ");
+    for (name, most) in [
+        ("expected u8", u64::from(u8::MAX)),
+        ("expected u32", u64::from(u32::MAX)),
+        ("expected u64", u64::MAX),
+    ] {
+        if let Some((before, after)) = message.split_once(name) {
+            return format!("{before}expected a whole number from 0 to {most}{after}");
+        }
+    }
+    message
 }
 
 fn line_of(text: &str, offset: usize) -> usize {

@@ -72,7 +72,7 @@ pub enum Error {
         examined: u64,
     },
     /// A configuration contradicts the cluster or the model.
-    #[error("configuration cannot run: {0}")]
+    #[error(transparent)]
     Infeasible(#[from] Infeasible),
     /// A fit or an estimate needs more or other data than were given.
     #[error("not enough data for {what}: {need} needed, {have} given")]

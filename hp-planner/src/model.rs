@@ -387,6 +387,18 @@ impl Transformer {
         count("hidden", u64::from(self.hidden), 1, 1 << 24)?;
         count("heads", u64::from(self.heads), 1, 1 << 16)?;
         count("vocab", u64::from(self.vocab), 1, 1 << 28)?;
+        for (field, value) in [
+            ("kv_heads", self.kv_heads),
+            ("head_dim", self.head_dim),
+            ("ffn", self.ffn),
+            ("max_positions", self.max_positions),
+            ("patch_inputs", self.patch_inputs),
+            ("experts", self.experts),
+            ("expert_ffn", self.expert_ffn),
+            ("shared_experts", self.shared_experts),
+        ] {
+            count(field, u64::from(value), 0, 1 << 28)?;
+        }
         if self.head_dim == 0 && !self.hidden.is_multiple_of(self.heads) {
             return Err(Error::field(
                 "heads",
@@ -413,6 +425,12 @@ impl Transformer {
             )?;
         }
         if let Some(latent) = &self.latent {
+            count(
+                "latent.query_rank",
+                u64::from(latent.query_rank),
+                0,
+                1 << 24,
+            )?;
             count("latent.kv_rank", u64::from(latent.kv_rank), 1, 1 << 24)?;
             count("latent.value_dim", u64::from(latent.value_dim), 1, 1 << 24)?;
             count("latent.rope_dim", u64::from(latent.rope_dim), 0, 1 << 24)?;

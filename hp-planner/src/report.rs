@@ -137,6 +137,24 @@ impl fmt::Display for PlanReport {
     }
 }
 
+/// Seconds with four decimals, or four digits where those would say little.
+fn seconds(value: f64) -> String {
+    if value != 0.0 && value < 0.1 {
+        format!("{value:.3e}")
+    } else {
+        format!("{value:.4}")
+    }
+}
+
+/// Money with six decimals, or four digits where those would say little.
+fn money(value: f64) -> String {
+    if value != 0.0 && value < 0.001 {
+        format!("{value:.3e}")
+    } else {
+        format!("{value:.6}")
+    }
+}
+
 impl PlanReport {
     fn row(&self, plan: &ParallelPlan) -> [String; 7] {
         let configuration = &plan.configuration;
@@ -159,8 +177,8 @@ impl PlanReport {
             format!("{} x {} x {}", dims.dp, dims.tp, dims.pp),
             configuration.micro_batch.to_string(),
             shares,
-            format!("{:.4}", plan.iteration_time()),
-            format!("{:.6}", plan.iteration_cost()),
+            seconds(plan.iteration_time()),
+            money(plan.iteration_cost()),
             format!("{:.2}", plan.estimate.peak_memory() / crate::cluster::GIB),
         ]
     }

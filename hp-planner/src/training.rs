@@ -129,7 +129,8 @@ pub struct BatchInterval {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TrainingSpec {
-    /// Samples per optimizer step.
+    /// Samples per optimizer step; a file has to state it.
+    #[serde(default)]
     pub global_batch: u64,
     /// Tokens per sample; 1 for models that are not sequence models.
     pub seq: u32,
@@ -287,6 +288,13 @@ impl TrainingSpec {
     /// # Errors
     /// [`Error::Field`] for the first field that is not allowed.
     pub fn validate(&self) -> Result<()> {
+        if self.global_batch == 0 {
+            return Err(Error::field(
+                "global_batch",
+                "0 or missing",
+                format!("a count from 1 to {}", 1_u64 << 40),
+            ));
+        }
         count("global_batch", self.global_batch, 1, 1 << 40)?;
         count("seq", u64::from(self.seq), 1, 1 << 28)?;
         for (index, &size) in self.micro_batches.iter().enumerate() {

@@ -46,7 +46,7 @@ fn malformed_text() {
     let error = cluster("[[groups]]\ngpu = \"T4\"\nnodes = \"two\"\ngpus_per_node = 1\n");
     assert_eq!(
         error,
-        "line 3: field `nodes`: invalid type: string \"two\", expected u32"
+        "line 3: field `nodes`: invalid type: string \"two\", expected a whole number from 0 to 4294967295"
     );
     let error = cluster("[[groups]]\ngpu = \"T4\"\nnods = 2\n");
     assert!(
@@ -104,6 +104,62 @@ fn bad_values() {
             .to_string()
             .contains("a [transformer] table or [[layers]]"),
         "{error}"
+    );
+}
+
+#[test]
+fn huge_values() {
+    let group = "[[groups]]\ngpu = \"T4\"\nnodes = 100000\ngpus_per_node = 256\n";
+    assert_eq!(
+        cluster(&group.repeat(168)),
+        "line 1: field `groups` is of 4300800000 GPUs together, allowed is at most 1000000 GPUs"
+    );
+    assert_eq!(
+        cluster(
+            "[[groups]]\ngpu = \"T4\"\nnodes = 1\ngpus_per_node = 1\nprice_per_gpu_hour = 1e300\n"
+        ),
+        "line 5: field `groups[0].price_per_gpu_hour` is 1e300, allowed is 0 to 10000 money per GPU hour"
+    );
+    let model = "[transformer]\nlayers = 2\nhidden = 64\nheads = 4\nvocab = 10\n";
+    for (field, text) in [
+        ("ffn", "ffn = 4294967295"),
+        ("experts", "experts = 4294967295\nexperts_per_token = 1"),
+        (
+            "latent.query_rank",
+            "latent = { query_rank = 4294967295, kv_rank = 4, rope_dim = 4, value_dim = 4 }",
+        ),
+    ] {
+        let error = ModelSpec::from_toml(&format!("{model}{text}\n")).unwrap_err();
+        assert!(
+            error.to_string().starts_with(&format!(
+                "line 6: field `transformer.{field}` is 4294967295, allowed is a count from 0 to"
+            )),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn a_training_has_to_state_its_batch() {
+    assert_eq!(
+        TrainingSpec::from_toml("").unwrap_err().to_string(),
+        "input: field `global_batch` is 0 or missing, allowed is a count from 1 to 1099511627776"
+    );
+    assert_eq!(
+        TrainingSpec::from_toml("global_batch = 8\n").unwrap(),
+        TrainingSpec::new(8, 1)
+    );
+}
+
+#[test]
+fn other_encodings_are_named_with_their_line() {
+    let path: PathBuf = [env!("CARGO_TARGET_TMPDIR"), "latin1.toml"]
+        .iter()
+        .collect();
+    std::fs::write(&path, b"[[groups]]\nzone = \"Z\xfcrich\"\n").unwrap();
+    assert_eq!(
+        ClusterSpec::from_path(&path).unwrap_err().to_string(),
+        format!("{}, line 2: not UTF-8 text", path.display())
     );
 }
 

@@ -306,6 +306,67 @@ fn equals_enumeration() {
 }
 
 #[test]
+fn batches_beyond_the_table_are_refused() {
+    let dir = folder("huge");
+    let profile = JabasProfile::from_dir(&dir).unwrap();
+    fs::remove_dir_all(dir).unwrap();
+    for batch in [4096 * 32 * 2 + 1, u64::MAX] {
+        for exact_batch in [false, true] {
+            let options = JabasOptions {
+                exact_batch,
+                ..JabasOptions::default()
+            };
+            let error = profile.solve(batch, options).unwrap_err().to_string();
+            assert!(
+                error.contains(&format!(
+                    "field `global_batch` is {batch}, allowed is at most 262144"
+                )),
+                "{error}"
+            );
+        }
+    }
+    // Asked for no GPU at all it says nothing, in place of overflowing.
+    assert_eq!(profile.iteration_time(32, 0, 1, 1, 0, false), None);
+}
+
+#[test]
+fn bad_numbers_name_file_and_field() {
+    let dir = folder("numbers");
+    let cluster = fs::read_to_string(dir.join("cluster.json")).unwrap();
+    let error_with = |text: &str| {
+        fs::write(dir.join("cluster.json"), text).unwrap();
+        JabasProfile::from_dir(&dir).unwrap_err().to_string()
+    };
+    for number in ["0", "257", "4294967295"] {
+        let error =
+            error_with(&cluster.replacen("\"number\": 4", &format!("\"number\": {number}"), 1));
+        assert!(
+            error.contains("cluster.json: field `a.number` is"),
+            "{error}"
+        );
+    }
+    let error = error_with(&cluster.replacen("\"number\": 4", "\"number\": -4", 1));
+    assert!(
+        error.contains("expected a whole number from 0 to 4294967295"),
+        "{error}"
+    );
+    let error = error_with("{}");
+    assert!(error.contains("available_servers in"), "{error}");
+    fs::write(dir.join("cluster.json"), &cluster).unwrap();
+    let run = dir.join("comp/32/a/net_32_1.json");
+    let text = fs::read_to_string(&run).unwrap();
+    let at = text.find("\"data_time\": ").unwrap() + "\"data_time\": ".len();
+    let end = at + text[at..].find([',', '}']).unwrap();
+    fs::write(&run, format!("{}-1.0{}", &text[..at], &text[end..])).unwrap();
+    let error = JabasProfile::from_dir(&dir).unwrap_err().to_string();
+    assert!(
+        error.contains("net_32_1.json: field `data_time` is -1, allowed is 0 or more"),
+        "{error}"
+    );
+    fs::remove_dir_all(dir).unwrap();
+}
+
+#[test]
 fn broken_folders_name_the_file() {
     let dir = folder("broken");
     fs::write(dir.join("comm/inter.txt"), "1.0,4.0\nfast\n").unwrap();
@@ -316,7 +377,10 @@ fn broken_folders_name_the_file() {
     );
     fs::write(dir.join("comm/inter.txt"), "1.0,4.0\n").unwrap();
     let error = JabasProfile::from_dir(&dir).unwrap_err().to_string();
-    assert!(error.contains("all-reduce curve"), "{error}");
+    assert!(
+        error.contains("the curve") && error.contains("inter.txt"),
+        "{error}"
+    );
     fs::remove_file(dir.join("config.json")).unwrap();
     assert!(
         JabasProfile::from_dir(&dir)

@@ -140,6 +140,27 @@ fn preemptions_cost_time_and_are_reproducible() {
 }
 
 #[test]
+fn a_job_without_end_is_refused() {
+    let dir = folder("endless");
+    let job = dir.join("job");
+    fs::rename(
+        job.join("validation-64.csv"),
+        job.join(format!("validation-{}.csv", 1_u64 << 63)),
+    )
+    .unwrap();
+    fs::remove_file(job.join("validation-256.csv")).unwrap();
+    fs::remove_file(job.join("validation-1024.csv")).unwrap();
+    let error = simulate(&dir, &cluster(true), &SimulationOptions::default())
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("field `job.job time`") && error.contains("0 to 10000000000 seconds"),
+        "{error}"
+    );
+    fs::remove_dir_all(&dir).unwrap();
+}
+
+#[test]
 fn broken_traces_name_file_and_line() {
     let dir = folder("broken");
     let file = dir.join("job/placements-aws.csv");
@@ -164,6 +185,18 @@ fn broken_traces_name_file_and_line() {
         "{}",
         run()
     );
+    for cells in ["1,1,0,0", "1,1,0,-1", "1,1,0,1.5", "0,1,0,1", "1,1,2,1"] {
+        fs::write(
+            &file,
+            format!("local_bsz,step_time,sync_time,placement\n{cells}\n"),
+        )
+        .unwrap();
+        assert!(
+            run().contains("line 2: expected a digit of GPUs per node"),
+            "{cells}: {}",
+            run()
+        );
+    }
     fs::remove_file(&file).unwrap();
     fs::remove_file(dir.join("job/placements-dgx.csv")).unwrap();
     assert!(run().contains("placements-TYPE.csv"), "{}", run());
@@ -174,7 +207,7 @@ fn broken_traces_name_file_and_line() {
         .unwrap_err()
         .to_string();
     assert!(
-        error.contains("L4") && error.contains("aws, dgx"),
+        error.contains("L4") && error.contains("T4 (aws), A100 (dgx)"),
         "{error}"
     );
     fs::remove_dir_all(&dir).unwrap();

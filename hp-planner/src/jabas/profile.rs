@@ -7,7 +7,11 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
+use crate::document::{one_line, text};
 use crate::error::{Error, Place, Result};
+
+/// Most GPUs of a server.
+const MOST_GPUS: u32 = 256;
 
 /// A server: its GPUs and links.
 #[derive(Debug, Clone, PartialEq)]
@@ -142,6 +146,13 @@ impl JabasProfile {
                     value,
                 )?;
             }
+            checked(
+                &part(&config.gpu_cluster_info),
+                &format!("{name}.number"),
+                f64::from(info.number),
+                info.number <= MOST_GPUS,
+                &format!("1 to {MOST_GPUS} GPUs of a server"),
+            )?;
             servers.push(Server {
                 name,
                 gpu: info.gpu,
@@ -149,6 +160,14 @@ impl JabasProfile {
                 intra: info.intra_network_bandwidth,
                 inter: info.inter_network_bandwidth,
             });
+        }
+        if servers.is_empty() {
+            let file = part(&config.gpu_cluster_info);
+            return Err(missing(
+                &format!("available_servers in {}", file.display()),
+                1,
+                0,
+            ));
         }
         let bucket_dir = part(&config.bucket_profile_dir);
         let last = entries(&bucket_dir)?
@@ -168,7 +187,7 @@ impl JabasProfile {
                 .unwrap_or_default()
                 .to_string_lossy()
                 .into_owned();
-            let line = fit(&curve(&path)?, "all-reduce curve")?;
+            let line = fit(&curve(&path)?, &format!("the curve {}", path.display()))?;
             if name.contains("intra") {
                 intra = Some(line);
             } else if name.contains("inter") {
@@ -232,7 +251,7 @@ impl JabasProfile {
         several: bool,
     ) -> Option<f64> {
         let known = self.computation.get(&(local_batch, server))?;
-        if workers == 0 || rounds == 0 || workers > known.most_workers {
+        if workers == 0 || rounds == 0 || gpus == 0 || workers > known.most_workers {
             return None;
         }
         let place = &self.servers[server];
@@ -282,6 +301,14 @@ impl Computation {
             ] {
                 positive(&path, field, value)?;
             }
+            for (field, value) in [
+                ("data_time", run.data_time),
+                ("update_time", run.update_time),
+                ("copy_time", run.copy_time),
+                ("bn_sync_time", run.bn_sync_time),
+            ] {
+                checked(&path, field, value, value >= 0.0, "0 or more")?;
+            }
             runs.push((path, run));
         }
         runs.sort_by_key(|(_, run)| run.num_models);
@@ -289,7 +316,8 @@ impl Computation {
             return Err(missing("computation profiles", 1, 0));
         };
         let pass = |run: &ComputationFile| (run.fwd_time + run.bwd_time) / 1000.0;
-        let throughput = |run: &ComputationFile| f64::from(run.lbs * run.num_models) / pass(run);
+        let throughput =
+            |run: &ComputationFile| f64::from(run.lbs) * f64::from(run.num_models) / pass(run);
         let base = rounded(throughput(&runs[0].1), 100.0);
         let points: Vec<(f64, f64)> = runs
             .iter()
@@ -333,7 +361,7 @@ impl Computation {
             Relative::Measured(points) => *points.get(workers as usize - 1)?,
         };
         Some(rounded(
-            f64::from(self.local_batch * workers) / (relative * self.base),
+            f64::from(self.local_batch) * f64::from(workers) / (relative * self.base),
             10_000.0,
         ))
     }
@@ -388,20 +416,13 @@ fn curve(path: &Path) -> Result<Vec<(f64, f64)>> {
         .collect()
 }
 
-fn text(path: &Path) -> Result<String> {
-    fs::read_to_string(path).map_err(|error| Error::File {
-        path: path.to_owned(),
-        message: error.to_string(),
-    })
-}
-
 fn json<T: DeserializeOwned>(path: &Path) -> Result<T> {
     serde_json::from_str(&text(path)?).map_err(|error| Error::Syntax {
         place: Place {
             path: Some(path.to_owned()),
             line: Some(error.line()),
         },
-        message: error.to_string(),
+        message: one_line(&error.to_string()),
     })
 }
 
@@ -420,7 +441,12 @@ fn entries(dir: &Path) -> Result<Vec<PathBuf>> {
 }
 
 fn positive(path: &Path, field: &str, value: f64) -> Result<()> {
-    if value.is_finite() && value > 0.0 {
+    checked(path, field, value, value > 0.0, "a number above 0")
+}
+
+/// An error that names the field unless its value is finite and `fine`.
+fn checked(path: &Path, field: &str, value: f64, fine: bool, allowed: &str) -> Result<()> {
+    if value.is_finite() && fine {
         Ok(())
     } else {
         Err(Error::Field {
@@ -430,7 +456,7 @@ fn positive(path: &Path, field: &str, value: f64) -> Result<()> {
             },
             field: field.to_owned(),
             value: value.to_string(),
-            allowed: "a number above 0".to_owned(),
+            allowed: allowed.to_owned(),
         })
     }
 }

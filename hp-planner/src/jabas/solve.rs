@@ -30,6 +30,9 @@ impl Default for JabasOptions {
     }
 }
 
+/// Most local batches per GPU, summed over the units; time and memory grow with the square of their number.
+const MOST_BATCHES: u64 = 4096;
+
 /// What one unit of GPUs does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnitPlan {
@@ -77,7 +80,7 @@ impl JabasProfile {
     ///
     /// # Errors
     /// [`Error::BatchNotExpressible`] if no local batch and set of GPUs gives this batch, [`Error::Field`] if the unit is
-    /// 0 or larger than every server.
+    /// 0 or larger than every server, or if the batch is more than 4,096 times a unit of the smallest local batch.
     pub fn solve(&self, global_batch: u64, options: JabasOptions) -> Result<JabasPlan> {
         let units: Vec<u32> = self
             .servers
@@ -89,6 +92,17 @@ impl JabasProfile {
                 "unit",
                 options.unit,
                 "1 to the GPUs of the largest server",
+            ));
+        }
+        let smallest = self.local_batches().first().copied().unwrap_or(1);
+        let most = MOST_BATCHES * u64::from(smallest) * u64::from(options.unit);
+        if global_batch > most {
+            return Err(Error::field(
+                "global_batch",
+                global_batch,
+                format!(
+                    "at most {most}, {MOST_BATCHES} of the smallest local batch per GPU of a unit"
+                ),
             ));
         }
         let mut best: Option<JabasPlan> = None;
@@ -174,7 +188,7 @@ impl JabasProfile {
         several: bool,
     ) -> Vec<Option<Way>> {
         let mut ways: Vec<Option<Way>> = vec![None; most as usize + 1];
-        for workers in 1..=self.most_workers(local_batch, server) {
+        for workers in 1..=self.most_workers(local_batch, server).min(most) {
             for rounds in 1..=most / workers {
                 let time = self.iteration_time(local_batch, server, workers, rounds, gpus, several);
                 let slot = &mut ways[(workers * rounds) as usize];

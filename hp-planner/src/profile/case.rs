@@ -68,9 +68,18 @@ impl MeasuredRow {
             dp: self.need("dp")?,
             tp: self.need("tp")?,
             pp: self.need("pp")?,
-            vpp: self.count("vpp")?.unwrap_or(1),
-            cp: self.count("cp")?.unwrap_or(1),
-            ep: self.count("ep")?.unwrap_or(1),
+            vpp: self.degree("vpp")?,
+            cp: self.degree("cp")?,
+            ep: self.degree("ep")?,
+        };
+        let zero = match self.count("zero")? {
+            None => 0,
+            Some(stage @ 0..=3) => stage as u8,
+            Some(stage) => {
+                return Err(Infeasible::Unsupported(format!(
+                    "field zero is {stage}, expected a stage from 0 to 3"
+                )));
+            }
         };
         let mbs = self.need("mbs")?;
         let gbs = self.need("gbs")?;
@@ -93,8 +102,8 @@ impl MeasuredRow {
         }
         let mut training = TrainingSpec::new(u64::from(gbs), self.count("seq")?.unwrap_or(1));
         training.precision = precision;
-        training.flash_attention = self.flag("flash_attn").unwrap_or(true);
-        training.sequence_parallel = self.flag("sp").unwrap_or(false);
+        training.flash_attention = self.flag("flash_attn")?.unwrap_or(true);
+        training.sequence_parallel = self.flag("sp")?.unwrap_or(false);
         training.memory_margin = 0.0;
         let framework = self.text("framework").unwrap_or_default();
         if precision != Precision::Fp16
@@ -116,9 +125,9 @@ impl MeasuredRow {
                 accumulation_steps: (u64::from(gbs) / per_round) as u32,
             }],
             micro_batch: mbs,
-            schedule: self.schedule(),
-            recompute: self.recompute(),
-            zero: self.count("zero")?.unwrap_or(0).min(3) as u8,
+            schedule: self.schedule()?,
+            recompute: self.recompute()?,
+            zero,
             sequence_parallel: training.sequence_parallel && dims.tp > 1,
         };
         let key = CaseKey {
@@ -174,11 +183,23 @@ impl MeasuredRow {
         }
     }
 
-    fn flag(&self, column: &str) -> Option<bool> {
-        match self.text(column)?.to_ascii_lowercase().as_str() {
-            "1" | "1.0" | "true" | "yes" => Some(true),
-            "0" | "0.0" | "false" | "no" => Some(false),
-            _ => None,
+    /// A degree that is 1 where it is not stated.
+    fn degree(&self, column: &str) -> Result<u32, Infeasible> {
+        match self.text(column) {
+            None => Ok(1),
+            Some(_) => self.need(column),
+        }
+    }
+
+    fn flag(&self, column: &str) -> Result<Option<bool>, Infeasible> {
+        let Some(text) = self.text(column) else {
+            return Ok(None);
+        };
+        match text.to_ascii_lowercase().as_str() {
+            "1" | "1.0" | "true" | "yes" => Ok(Some(true)),
+            "0" | "0.0" | "false" | "no" => Ok(Some(false)),
+            _ if not_stated(text) => Ok(None),
+            _ => Err(unknown(column, text, "0 or 1")),
         }
     }
 
@@ -195,7 +216,7 @@ impl MeasuredRow {
         let heads = self.need("heads")?;
         let vocab = self.need("vocab")?;
         self.need("seq")?;
-        let gated = self.flag("gated_mlp").unwrap_or(false);
+        let gated = self.flag("gated_mlp")?.unwrap_or(false);
         let mut shape = Transformer::new(layers, hidden, heads, vocab);
         shape.kv_heads = self.count("kv_heads")?.unwrap_or(0);
         shape.ffn = self.count("ffn")?.unwrap_or(0);
@@ -242,21 +263,42 @@ impl MeasuredRow {
             .ok_or_else(|| Infeasible::Unsupported(format!("field precision is {text:?}")))
     }
 
-    fn schedule(&self) -> Schedule {
-        match self.text("schedule").unwrap_or_default() {
-            text if text.eq_ignore_ascii_case("gpipe") => Schedule::GPipe,
-            text if text.to_ascii_lowercase().starts_with("zb-v") => Schedule::ZbV,
-            text if text.to_ascii_lowercase().starts_with("zb-2p") => Schedule::Zb2p,
-            text if text.to_ascii_lowercase().starts_with("zb") => Schedule::ZbH1,
-            _ => Schedule::OneFOneB,
+    fn schedule(&self) -> Result<Schedule, Infeasible> {
+        let text = self
+            .text("schedule")
+            .unwrap_or_default()
+            .to_ascii_lowercase();
+        match text.as_str() {
+            "gpipe" | "afab" => Ok(Schedule::GPipe),
+            text if text.starts_with("zb-v") => Ok(Schedule::ZbV),
+            text if text.starts_with("zb-2p") => Ok(Schedule::Zb2p),
+            text if text.starts_with("zb") => Ok(Schedule::ZbH1),
+            text if text.contains("1f1b")
+                || text.starts_with("interleaved")
+                || text.starts_with("none")
+                || not_stated(text) =>
+            {
+                Ok(Schedule::OneFOneB)
+            }
+            text => Err(unknown(
+                "schedule",
+                text,
+                "gpipe, 1f1b, interleaved, zb-h1, zb-2p, zb-v or none",
+            )),
         }
     }
 
-    fn recompute(&self) -> Recompute {
-        match self.text("recompute").unwrap_or_default() {
-            text if text.starts_with("full") => Recompute::Full,
-            text if text.starts_with("selective") => Recompute::Selective,
-            _ => Recompute::None,
+    fn recompute(&self) -> Result<Recompute, Infeasible> {
+        let text = self
+            .text("recompute")
+            .unwrap_or_default()
+            .to_ascii_lowercase();
+        match text.as_str() {
+            text if text.starts_with("full") => Ok(Recompute::Full),
+            text if text.starts_with("selective") => Ok(Recompute::Selective),
+            "0" | "false" | "no" => Ok(Recompute::None),
+            text if text.starts_with("none") || not_stated(text) => Ok(Recompute::None),
+            text => Err(unknown("recompute", text, "none, selective or full")),
         }
     }
 
@@ -292,6 +334,15 @@ fn column_error(error: &Error) -> String {
         }
         other => other.to_string(),
     }
+}
+
+/// Whether a free text says that nothing is known.
+fn not_stated(text: &str) -> bool {
+    text.is_empty() || text.to_ascii_lowercase().starts_with("not stated")
+}
+
+fn unknown(column: &str, text: &str, expected: &str) -> Infeasible {
+    Infeasible::Unsupported(format!("field {column} is {text:?}, expected {expected}"))
 }
 
 fn missing(column: &str) -> Infeasible {
@@ -434,6 +485,51 @@ mod tests {
         assert_eq!(
             reason("a,Megatron,GPT,24,1024,16,1024,50257,A100-80,8,8,,2,2,2,3,8,full,fp16"),
             "divisibility: gbs of 8 is not a multiple of 6 (dp x mbs)"
+        );
+    }
+
+    #[test]
+    fn what_is_not_understood_is_named() {
+        let reason = |column: &str, cell: &str| {
+            let header = HEADER.trim_end();
+            let text = format!(
+                "{header},{column}\na,Megatron,GPT,24,1024,16,1024,50257,A100-80,8,8,,2,2,2,1,8,full,fp16,{cell}\n"
+            );
+            let table = Profile::read(text.as_bytes(), None).unwrap();
+            table.rows[0].case().err().map(|error| error.to_string())
+        };
+        for (column, cell, expected) in [
+            ("zero", "4", "4, expected a stage from 0 to 3"),
+            ("sp", "maybe", "\"maybe\", expected 0 or 1"),
+            ("flash_attn", "nan", "\"nan\", expected 0 or 1"),
+            (
+                "schedule",
+                "wave",
+                "\"wave\", expected gpipe, 1f1b, interleaved, zb-h1, zb-2p, zb-v or none",
+            ),
+            ("vpp", "0", "0, expected a positive count"),
+            ("cp", "0", "0, expected a positive count"),
+        ] {
+            assert_eq!(
+                reason(column, cell),
+                Some(format!("unsupported: field {column} is {expected}"))
+            );
+        }
+        for (column, cell) in [
+            ("zero", "3"),
+            ("sp", "1"),
+            ("flash_attn", "not stated"),
+            ("schedule", "interleaved(not stated)"),
+            ("schedule", "none"),
+        ] {
+            assert_eq!(reason(column, cell), None, "{column} = {cell}");
+        }
+        assert_eq!(
+            row("a,Megatron,GPT,24,1024,16,1024,50257,A100-80,8,8,,2,2,2,1,8,some,fp16")
+                .case()
+                .unwrap_err()
+                .to_string(),
+            "unsupported: field recompute is \"some\", expected none, selective or full"
         );
     }
 

@@ -3,7 +3,8 @@
 //! # The space
 //!
 //! A *shape* fixes where replicas live, their tensor, pipeline, context and expert degrees, the micro-batch and the
-//! recomputation. Replicas live either each within one of up to four node groups, or each across all of them, the stages of
+//! recomputation. Replicas live either each within one of up to four node groups (fewer beyond 16 groups, so that the
+//! sets of groups stay below 2,600), or each across all of them, the stages of
 //! a group next to each other. Tensor degrees divide the GPUs of a node; of pipeline depths with equally many layers in the
 //! fullest stage the least is tried; across groups the number of stages per group is one of a fixed list. Below a shape
 //! follow

@@ -9,6 +9,9 @@ const ALLOCATIONS: usize = 256;
 /// Most node groups that one configuration mixes.
 const MIXED: usize = 4;
 
+/// Most sets of node groups; where there are more, fewer groups are mixed.
+const SETS: u128 = 2600;
+
 /// Where the replicas of a configuration live.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Family {
@@ -101,13 +104,28 @@ pub(super) fn shapes(problem: &Problem<'_>) -> Vec<Shape> {
     shapes
 }
 
+/// Most groups in one set: as many as [`MIXED`], fewer where the sets would be more than [`SETS`].
+fn most_mixed(groups: usize) -> usize {
+    let mut sets = 0_u128;
+    let mut of_size = 1_u128;
+    (1..=MIXED)
+        .take_while(|&size| {
+            of_size = of_size * groups.saturating_sub(size - 1) as u128 / size as u128;
+            sets += of_size;
+            size == 1 || sets <= SETS
+        })
+        .last()
+        .unwrap_or(1)
+}
+
 /// Non-empty sets of groups, the small ones first.
 fn subsets(groups: usize) -> Vec<Vec<usize>> {
+    let mixed = most_mixed(groups);
     let mut sets = vec![Vec::new()];
     for group in 0..groups {
         let with: Vec<Vec<usize>> = sets
             .iter()
-            .filter(|set| set.len() < MIXED)
+            .filter(|set| set.len() < mixed)
             .map(|set: &Vec<usize>| set.iter().copied().chain([group]).collect())
             .collect();
         sets.extend(with);
@@ -337,6 +355,15 @@ fn thinned(counts: Vec<u32>, steps: u32) -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn many_groups_mix_fewer_at_a_time() {
+        let mixed = [1, 4, 16, 17, 25, 64, 1000].map(most_mixed);
+        assert_eq!(mixed, [4, 4, 4, 3, 2, 2, 1]);
+        assert_eq!(subsets(3).len(), 7);
+        assert_eq!(subsets(64).len(), 64 + 64 * 63 / 2);
+        assert_eq!(subsets(1000).len(), 1000);
+    }
 
     #[test]
     fn depths_drop_those_that_only_add_idle_stages() {

@@ -51,6 +51,9 @@ impl Default for SimulationOptions {
     }
 }
 
+/// Longest job in seconds, some three hundred years.
+const LONGEST_JOB: f64 = 1e10;
+
 /// Batch and GPUs, with the measured time of a step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Setting {
@@ -103,7 +106,18 @@ impl<'a> Job<'a> {
             }
         }
         if settings.is_empty() {
-            let known: Vec<&str> = trace.speeds.keys().map(String::as_str).collect();
+            let known: Vec<String> = trace
+                .speeds
+                .keys()
+                .map(|machine| match machine.as_str() {
+                    "aws" => "T4 (aws)".to_owned(),
+                    "azure" => "V100 (azure)".to_owned(),
+                    "dgx" => "A100 (dgx)".to_owned(),
+                    "rtx" => "RTX (rtx)".to_owned(),
+                    "quad" => "QUADRO-RTX6000 (quad)".to_owned(),
+                    other => other.to_owned(),
+                })
+                .collect();
             let have: Vec<&str> = cluster
                 .groups
                 .iter()
@@ -136,6 +150,17 @@ impl<'a> Job<'a> {
         (part as f64 * each, (part + 1) as f64 * each)
     }
 
+    /// Refuses a job so long that its replay, preemption by preemption, would not end in sensible time.
+    fn ends(&self, choices: &[usize]) -> Result<()> {
+        let seconds: f64 = choices
+            .iter()
+            .enumerate()
+            .map(|(part, &choice)| self.seconds(part, &self.settings[choice]))
+            .sum();
+        crate::cluster::positive("job time", seconds, 0.0, LONGEST_JOB, "seconds")
+            .map_err(|error| error.within(&self.trace.name))
+    }
+
     /// Seconds of a part in a setting.
     fn seconds(&self, part: usize, setting: &Setting) -> f64 {
         let (from, to) = self.bounds(part);
@@ -160,6 +185,8 @@ fn speed<'a>(trace: &'a JobTrace, gpu: &str) -> Option<&'a Speed> {
         "azure"
     } else if gpu.starts_with("rtx") {
         "rtx"
+    } else if gpu.starts_with("quadro") {
+        "quad"
     } else {
         return trace.speeds.get(&gpu);
     };
@@ -199,7 +226,8 @@ pub struct SimulationReport {
 /// The same input gives the same result. Computes in O(parts x settings^2 x front) per job.
 ///
 /// # Errors
-/// Those of [`JobTrace::all_from_dir`]; [`Error::Field`] if an option is not allowed or no GPU of the cluster was measured.
+/// Those of [`JobTrace::all_from_dir`]; [`Error::Field`] if an option is not allowed, no GPU of the cluster was measured, or a
+/// job takes longer than 1e10 s.
 pub fn simulate(
     traces: impl AsRef<Path>,
     cluster: &ClusterSpec,
@@ -212,6 +240,7 @@ pub fn simulate(
         let job = Job::new(&trace, cluster, options)?;
         for policy in Policy::ALL {
             let choices = policy.choose(&job)?;
+            job.ends(&choices)?;
             rows.push(replay(&job, cluster, policy, &choices));
         }
     }

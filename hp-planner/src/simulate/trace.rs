@@ -128,11 +128,17 @@ impl Speed {
         {
             let digits = format!("{placement:.0}");
             let gpus: u32 = digits.chars().filter_map(|digit| digit.to_digit(10)).sum();
-            if gpus == 0 || batch <= 0.0 || step <= 0.0 || !(0.0..=step).contains(&sync) {
+            if placement < 0.0
+                || placement.fract() != 0.0
+                || gpus == 0
+                || batch <= 0.0
+                || step <= 0.0
+                || !(0.0..=step).contains(&sync)
+            {
                 return Err(syntax(
                     path,
                     Some(line),
-                    "expected GPUs, a local batch, a step time and a synchronisation time within it".to_owned(),
+                    "expected a digit of GPUs per node, a local batch, a step time and a synchronisation time within it".to_owned(),
                 ));
             }
             let known = fewest
@@ -260,10 +266,7 @@ fn syntax(path: &Path, line: Option<usize>, message: String) -> Error {
 
 /// Line number and values of the named columns of a CSV file.
 fn rows<const N: usize>(path: &Path, columns: [&str; N]) -> Result<Vec<(usize, [f64; N])>> {
-    let text = std::fs::read_to_string(path).map_err(|error| Error::File {
-        path: path.to_owned(),
-        message: error.to_string(),
-    })?;
+    let text = crate::document::text(path)?;
     let mut lines = text.lines().enumerate();
     let header: Vec<&str> = lines.next().map_or_else(Vec::new, |(_, line)| {
         line.split(',').map(str::trim).collect()
